@@ -1,0 +1,37 @@
+# Everything runs in .venv, which make creates by itself and redoes when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two OpenMP threads beside other work are far slower than one, so the parallel test runner gets one thread a worker.
+TEST_THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: setup demo test check format lint types clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+demo: setup
+	$(BIN)/gf demo
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+test: setup
+	$(TEST_THREADS) $(BIN)/pytest -n 2
+
+check: lint types test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,52 @@
+"""glancefocus: classify images by looking quickly first, and closely only where and when it matters.
+
+import glancefocus as gf
+net = gf.create("gf-resnet50-96", classes=1000)
+bundle = gf.load("runs/signs/bundle")
+outcome = bundle.predict(["a.jpg"])
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glancefocus.adaptive import look_until_sure
+    from glancefocus.bundle import Bundle, load
+    from glancefocus.early_exit.rule import ExitRule
+    from glancefocus.errors import GlancefocusError
+    from glancefocus.network.assemble import create
+    from glancefocus.outcome import Outcome
+
+__version__ = "0.1.0"
+
+# Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
+_HOMES = {
+    "Bundle": "glancefocus.bundle",
+    "ExitRule": "glancefocus.early_exit.rule",
+    "GlancefocusError": "glancefocus.errors",
+    "Outcome": "glancefocus.outcome",
+    "create": "glancefocus.network.assemble",
+    "load": "glancefocus.bundle",
+    "look_until_sure": "glancefocus.adaptive",
+}
+
+__all__ = [
+    "Bundle",
+    "ExitRule",
+    "GlancefocusError",
+    "Outcome",
+    "__version__",
+    "create",
+    "load",
+    "look_until_sure",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'glancefocus' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

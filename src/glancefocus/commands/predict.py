@@ -1,0 +1,190 @@
+"""`gf predict`: answers for files, with looks, boxes and costs. Bad files are listed, good ones are still answered."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from glancefocus.bundle import Bundle, load
+from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
+from glancefocus.data.views import Placement
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.errors import BadImage, BadSetting
+from glancefocus.evaluation.boxes import LookDrawn, draw_looks
+from glancefocus.outcome import Outcome
+from glancefocus.scene import top_left
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One file that could be read: its picture (only where it will be drawn on), and the image that is looked at."""
+
+    file: str
+    picture: Image.Image | None
+    image: Tensor
+    placement: Placement
+
+
+def predict_files(
+    bundle_folder: Path,
+    files: Sequence[str],
+    *,
+    looks: int | None,
+    thresholds: Sequence[float] | None,
+    budget_macs: float | None,
+    topk: int,
+    draw: Path | None,
+    batch_size: int,
+    max_pixels: int | None,
+    as_json: bool,
+) -> int:
+    """Print the answers; 0 when all files were answered, 2 when some could not be read."""
+    if topk < 1:
+        raise BadSetting(f"topk must be at least 1, but got {topk}.")
+    if batch_size < 1:
+        raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
+    bundle = load(bundle_folder)
+    rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs)
+    names = _names(files)
+    if draw is not None:
+        draw.mkdir(parents=True, exist_ok=True)
+    answers: dict[int, dict[str, Any]] = {}
+    with Progress(console=Console(stderr=True), transient=True, disable=len(names) <= batch_size) as progress:
+        task = progress.add_task("looking", total=len(names))
+        for batch in _batches(bundle, names, max_pixels or MAX_PIXELS, batch_size, draw is not None, answers):
+            if batch:
+                _answer(bundle, rule, batch, topk, draw, answers)
+            progress.update(task, completed=len(answers))
+    ordered = [answers[index] for index in sorted(answers)]
+    if as_json:
+        print(json.dumps(ordered, indent=1))  # noqa: T201
+    else:
+        _print(ordered, topk)
+    failed = [a for a in ordered if "error" in a]
+    for answer in failed:
+        print(f"gf: {answer['error']}", file=sys.stderr)  # noqa: T201
+    return 2 if failed else 0
+
+
+def _names(files: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for file in files:
+        names += ["-"] if file == "-" else [str(path) for path in find_pictures([file])]
+    if names.count("-") > 1:
+        raise BadSetting("standard input can be read only once, but - was given several times.")
+    return names
+
+
+def _batches(
+    bundle: Bundle,
+    names: list[str],
+    max_pixels: int,
+    batch_size: int,
+    drawing: bool,
+    answers: dict[int, dict[str, Any]],
+) -> Iterator[list[tuple[int, Seen]]]:
+    """Batches of readable files; what cannot be read goes into the answers as an error at once."""
+    batch: list[tuple[int, Seen]] = []
+    for index, name in enumerate(names):
+        try:
+            source = sys.stdin.buffer.read() if name == "-" else name
+            picture = read_picture(source, max_pixels=max_pixels)
+            image, placement = bundle.view(picture)
+            batch.append((index, Seen(name, picture if drawing else None, image, placement)))
+        except BadImage as error:
+            message = str(error) if name == "-" or name in str(error) else f"{name}: {error}"
+            answers[index] = {"file": name, "error": message}
+        if len(batch) == batch_size:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _answer(
+    bundle: Bundle,
+    rule: ExitRule,
+    batch: list[tuple[int, Seen]],
+    topk: int,
+    draw: Path | None,
+    answers: dict[int, dict[str, Any]],
+) -> None:
+    outcome = bundle.predict_images([seen.image for _, seen in batch], rule, batch_size=len(batch))
+    cost_macs = outcome.cost_macs.tolist()
+    for row, (index, seen) in enumerate(batch):
+        boxes = _boxes(outcome, row, seen)
+        taken = int(outcome.looks[row])
+        answers[index] = {
+            "file": seen.file,
+            "label": outcome.label[row],
+            "confidence": float(outcome.confidence[row]),
+            "looks": taken,
+            "sure": bool(outcome.sure[row]),
+            "where": [[float(v) for v in place] for place in outcome.where[row, : taken - 1].tolist()],
+            "boxes": [list(box) for box in boxes],
+            "cost_macs": int(cost_macs[row]),
+            "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
+        }
+        if draw is not None and seen.picture is not None:
+            _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{Path(seen.file).stem or 'stdin'}.png")
+
+
+def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, int]]:
+    """(left, top, right, bottom) of each patch in the picture's own pixels."""
+    height, width = seen.image.shape[1:]
+    boxes = []
+    for look in range(int(outcome.looks[row]) - 1):
+        px = int(outcome.patch_px[row, look])
+        top, left = top_left(outcome.where[row, look][None], height, width, px)[0].tolist()
+        boxes.append(seen.placement.box_in_picture(top, left, px))
+    return boxes
+
+
+def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, int, int]], file: Path) -> None:
+    assert seen.picture is not None
+    truth = Path(seen.file).parent.name
+    known = truth in (outcome.classes or ())
+    drawn = [
+        LookDrawn(
+            box=None if look == 0 else boxes[look - 1],
+            number=look + 1,
+            confidence=float(outcome.confidence_after[row, look]),
+            label=(label := outcome.name(int(outcome.answer_after[row, look]))),
+            right=label == truth if known else None,
+        )
+        for look in range(int(outcome.looks[row]))
+    ]
+    aside = file.with_name(f".{file.name}")
+    draw_looks(seen.picture, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else "")).save(
+        aside, format="PNG"
+    )
+    os.replace(aside, file)
+
+
+def _print(answers: list[dict[str, Any]], topk: int) -> None:
+    good = [a for a in answers if "error" not in a]
+    if not good:
+        return
+    table = Table()
+    table.add_column("file", overflow="fold")
+    for name in ("answer", "confidence", "looks", "stopped", "multiply-adds"):
+        table.add_column(name, justify="left" if name in ("answer", "stopped") else "right", no_wrap=name != "answer")
+    for answer in good:
+        top = "\n".join(f"{t['label']} {t['confidence']:.3f}" for t in answer["top"]) if topk > 1 else answer["label"]
+        table.add_row(
+            answer["file"],
+            top,
+            f"{answer['confidence']:.3f}",
+            str(answer["looks"]),
+            "sure" if answer["sure"] else "out of looks",
+            f"{answer['cost_macs'] / 1e6:,.1f}M",
+        )
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Pictures, data sets and the built-in worlds."""

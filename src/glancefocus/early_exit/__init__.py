@@ -1,0 +1,1 @@
+"""When to stop looking: rules, thresholds, budgets. Arithmetic only; nothing here knows a network."""

@@ -1,0 +1,71 @@
+"""Every mistake that a user can make, as one tree. Each message says what is wrong, what we got, and what to do.
+
+    GlancefocusError
+    ├── BadSetting            a value or a combination of values that cannot work
+    │   └── UnknownName       a preset, backbone, ... that does not exist ("did you mean")
+    ├── BadImage              a file that is missing, empty, broken, too large, or not an image
+    │   └── ImageTooSmall     an image smaller than the patch that is to be cut out of it
+    ├── BadCheckpoint         a checkpoint of something else, damaged, or unsafe to open
+    ├── BadBundle             a bundle with a missing, damaged or foreign file
+    ├── BadBudget             a budget that cannot be met
+    ├── BadData               a data set that nothing can be learnt from
+    ├── BadRun                a run that cannot be started or resumed as asked
+    └── MissingExtra          an optional dependency that is not installed
+
+The command prints the message and exits with 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GlancefocusError(Exception):
+    """A user's mistake, told in one sentence or two."""
+
+
+class BadSetting(GlancefocusError):
+    """A value or a combination of values that cannot work."""
+
+
+class UnknownName(BadSetting):
+    """A name that does not exist, with the nearest ones that do."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+        suggestion = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+        super().__init__(f"there is no {kind} named {name!r}.{suggestion}{' ' + hint if hint else ''}")
+
+
+class BadImage(GlancefocusError):
+    """A file that is missing, empty, broken, too large, or not an image."""
+
+
+class ImageTooSmall(BadImage):
+    """An image smaller than the patch that is to be cut out of it."""
+
+
+class BadCheckpoint(GlancefocusError):
+    """A checkpoint of something else, damaged, or unsafe to open."""
+
+
+class BadBundle(GlancefocusError):
+    """A bundle with a missing, damaged or foreign file."""
+
+
+class BadBudget(GlancefocusError):
+    """A budget that cannot be met."""
+
+
+class BadData(GlancefocusError):
+    """A data set that nothing can be learnt from."""
+
+
+class BadRun(GlancefocusError):
+    """A run that cannot be started or resumed as asked."""
+
+
+class MissingExtra(GlancefocusError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")

@@ -1,0 +1,1 @@
+"""What the numbers say: accuracy per look, drawings, reports."""

@@ -1,0 +1,36 @@
+"""The page that a person reads first in a bundle's folder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from glancefocus.costs import Costs
+from glancefocus.settings import NetworkSettings
+
+
+def model_card(
+    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[dict[str, Any]]
+) -> str:
+    """Markdown: what this network is, what it costs, how to ask it."""
+    named = ", ".join(classes[:20]) + (f", ... ({len(classes)} in all)" if len(classes) > 20 else "")
+    patches = "/".join(str(px) for px in settings.patch_px)
+    lines = [
+        f"# {settings.backbone}, up to {settings.looks} looks",
+        "",
+        f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} patches of "
+        f"{patches} px, stopping as soon as it is sure.",
+        "",
+        "    gf predict THIS_FOLDER picture.jpg",
+        "",
+        f"**Classes**: {named}",
+        "",
+        "| looks | multiply-adds |",
+        "|---|---|",
+        *(f"| {look} | {macs / 1e6:,.1f}M |" for look, macs in enumerate(costs.macs_after_look, start=1)),
+        f"| plain backbone, {settings.view.height_px}x{settings.view.width_px} px | {costs.backbone_macs / 1e6:,.1f}M |",
+        "",
+    ]
+    if notes:
+        lines += ["## Notes", "", *(f"- {name.replace('_', ' ')}: {value}" for name, value in notes.items()), ""]
+    if curve:
+        lines += [f"{len(curve)} operating points are stored; `--budget-macs` chooses among them.", ""]
+    return "\n".join(lines)

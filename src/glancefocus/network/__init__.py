@@ -1,0 +1,1 @@
+"""The network: encoders, classifier, policy. It knows nothing of stopping, data or training."""

@@ -1,0 +1,106 @@
+"""Encoders: any timm backbone, giving a feature map for the policy and a pooled vector for the classifier."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.torchvision_whole import ensure_torchvision
+
+ensure_torchvision()
+import timm  # noqa: E402  (torchvision must be whole before timm imports it)
+
+
+class Encoding(NamedTuple):
+    """map (B, channels, S, S); vector (B, features)."""
+
+    map: Tensor
+    vector: Tensor
+
+
+class Encoder(nn.Module):
+    """A timm backbone seen through its contract: `forward_features`, `forward_head` and its own classifier.
+
+    Transformers' tokens are put back into a map; networks that lay their maps out channels last are turned round.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone: Any = backbone
+
+    @property
+    def vector_features(self) -> int:
+        """Features of the pooled vector (MobileNetV3's comes after its conv_head, so it differs from the map's channels)."""
+        return int(getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features)
+
+    @property
+    def map_channels(self) -> int:
+        return int(self.backbone.num_features)
+
+    def forward(self, images: Tensor) -> Encoding:
+        features = self.backbone.forward_features(images)
+        vector = self.backbone.forward_head(features, pre_logits=True)
+        return Encoding(self._as_map(features, images.shape[-2:]), vector)
+
+    def own_head(self, vector: Tensor) -> Tensor:
+        """What the backbone alone would answer, (B, classes): FC_t of the paper's regulariser (Eq. 9)."""
+        head = self.backbone.get_classifier()
+        if isinstance(head, tuple):  # distilled transformers have two heads and answer with their mean
+            return torch.stack([h(vector) for h in head]).mean(dim=0)
+        answer: Tensor = head(vector)
+        return answer
+
+    def _as_map(self, features: Tensor, image_hw: torch.Size) -> Tensor:
+        if features.dim() == 4:
+            channels_last = features.shape[1] != self.map_channels and features.shape[3] == self.map_channels
+            return features.permute(0, 3, 1, 2) if channels_last else features
+        tokens = features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
+        patch_px = self.backbone.patch_embed.patch_size
+        patch_h, patch_w = (patch_px, patch_px) if isinstance(patch_px, int) else patch_px
+        rows, columns = image_hw[0] // patch_h, image_hw[1] // patch_w
+        return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], rows, columns)
+
+
+def build_backbone(
+    name: str, classes: int, options: dict[str, Any] | None = None, pretrained: bool = False
+) -> nn.Module:
+    """A timm backbone by name, with free input size where it is a transformer.
+
+    pretrained  with the weights that timm names for it; they are downloaded when they are not in the local cache
+    """
+    if name in _BEYOND_TIMM:
+        make = _BEYOND_TIMM[name]
+    elif name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or timm.is_model(name):
+        make = functools.partial(timm.create_model, name)
+    else:
+        raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+    wanted = {**(options or {}), "num_classes": classes, "pretrained": pretrained}
+    try:
+        backbone = _with_free_size(make, wanted)
+    except TypeError as error:
+        raise BadSetting(f"the backbone {name!r} does not take these options ({options}): {error}.") from None
+    if not hasattr(backbone, "forward_features") or not hasattr(backbone, "forward_head"):
+        raise BadSetting(f"the backbone {name!r} has no feature map to aim by. Choose another one.")
+    return backbone
+
+
+def _with_free_size(make: Any, wanted: dict[str, Any]) -> nn.Module:
+    """Built so that it takes images of any size: transformers say so by an option, which other networks refuse."""
+    try:
+        return make(**wanted, dynamic_img_size=True)  # type: ignore[no-any-return]
+    except TypeError:
+        return make(**wanted)  # type: ignore[no-any-return]
+
+
+def _mobilenetv3_large_125(**options: Any) -> nn.Module:
+    """MobileNetV3-Large 1.25: in the paper, but not among timm's names; its builder takes any width."""
+    from timm.models.mobilenetv3 import _gen_mobilenet_v3
+
+    if options.pop("pretrained", False):
+        raise BadSetting("there are no public weights of mobilenetv3_large_125. Give a file instead.")
+    return _gen_mobilenet_v3("mobilenetv3_large_100", 1.25, pretrained=False, **options)  # type: ignore[no-any-return]
+
+
+_BEYOND_TIMM = {"mobilenetv3_large_125": _mobilenetv3_large_125}

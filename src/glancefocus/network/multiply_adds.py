@@ -1,0 +1,75 @@
+"""Counts multiply-adds on the real modules at the real input sizes, without computing anything (on the meta device)."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from glancefocus.costs import Costs
+from glancefocus.network.assemble import build
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
+
+
+def count_macs(compute: Callable[[], Any]) -> int:
+    """Multiply-adds of the convolutions, matrix products and attentions in `compute`; torch counts two operations for each."""
+    with FlopCounterMode(display=False) as counter:
+        compute()
+    return int(counter.get_total_flops()) // 2
+
+
+def count_costs(settings: NetworkSettings) -> Costs:
+    """The multiply-adds of each part of the network that the settings describe, for one image."""
+    return count_network(_on_meta(settings))
+
+
+def count_parameters(settings: NetworkSettings) -> int:
+    """How many numbers the network learns."""
+    net = _on_meta(settings)
+    encoder = sum(p.numel() for p in net.glance_encoder.parameters())
+    return sum(p.numel() for p in net.parameters()) + (0 if settings.shared_encoder else encoder)
+
+
+@functools.lru_cache(maxsize=1)
+def _on_meta_cached(settings: str) -> GlanceFocus:
+    with torch.device("meta"):
+        return build(from_plain(NetworkSettings, json.loads(settings)))
+
+
+def _on_meta(settings: NetworkSettings) -> GlanceFocus:
+    # One encoder does for counting: both have the same layers. Whoever asks for costs also asks for parameters.
+    return _on_meta_cached(json.dumps(to_plain(replace(settings, shared_encoder=True))))
+
+
+def count_network(net: GlanceFocus) -> Costs:
+    """The same for a network that is on the meta device already."""
+    settings = net.settings
+    with torch.device("meta"), torch.no_grad():
+        encoder, classifier = net.glance_encoder, net.classifier
+        image = torch.empty(1, 3, settings.view.height_px, settings.view.width_px)
+        look = net.glance(image)
+        vector = look.vector
+        encoder_macs = {
+            px: count_macs(lambda px=px: encoder(torch.empty(1, 3, px, px)))  # type: ignore[misc]
+            for px in {settings.glance_px, *settings.patch_px}
+        }
+        answers = [count_macs(lambda: net.answer_glance(vector))]
+        memory = look.memory
+        for number in range(2, settings.looks + 1):
+            answers.append(count_macs(lambda m=memory, n=number: classifier.answer(classifier.remember(vector, m), n)))  # type: ignore[misc]
+            memory = classifier.remember(vector, memory)
+        policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
+        own_head_macs = count_macs(lambda: encoder.own_head(vector))
+        whole_image_macs = count_macs(lambda: encoder(image))
+    return Costs(
+        encoder_macs=encoder_macs[settings.glance_px],
+        encoder_with_head_macs=encoder_macs[settings.glance_px] + own_head_macs,
+        focus_encoder_macs={px: encoder_macs[px] for px in settings.patch_px},
+        policy_macs=policy_macs,
+        classifier_macs=tuple(answers),
+        backbone_macs=whole_image_macs + own_head_macs,
+    )

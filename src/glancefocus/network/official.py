@@ -1,0 +1,196 @@
+"""The paper's released checkpoints, in our network: names of models, keys of state dicts, thresholds.
+
+Facts about the files are in docs/faithfulness.md. They have four state dicts (glance encoder, focus encoder, classifier, policy);
+the released ones also say which model they are and carry thresholds, those of the training script do not.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glancefocus.errors import BadCheckpoint, BadSetting, UnknownName
+from glancefocus.network.assemble import build
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.presets import PRESETS
+from glancefocus.network.weights import load_exactly, open_safely, tensors_in
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
+
+PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
+
+# The checkpoint's name of a backbone -> a preset with that backbone, from which everything but size and looks is taken.
+MODELS = {
+    "resnet50": "gf-resnet50-96",
+    "densenet121": "gf-densenet121-96",
+    "densenet169": "gf-densenet169-96",
+    "densenet201": "gf-densenet201-96",
+    "regnety_600m": "gf-regnety-600m-96",
+    "regnety_800m": "gf-regnety-800m-96",
+    "regnety_1.6g": "gf-regnety-1.6g-96",
+    "mobilenetv3_large_100": "gf-mobilenetv3-large-100-96",
+    "mobilenetv3_large_125": "gf-mobilenetv3-large-125-128",
+    "efficientnet_b2": "gf-efficientnet-b2-128",
+    "efficientnet_b3": "gf-efficientnet-b3-144",
+}
+
+
+@dataclass(frozen=True)
+class OfficialModel:
+    """A network with the checkpoint's weights, and the thresholds that came with it.
+
+    curve  a row for each operating point: {"thresholds": [...], "mean_macs": ..., "accuracy": ...}; the last two where known
+    """
+
+    net: GlanceFocus
+    curve: list[dict[str, Any]]
+
+
+def load_official(
+    path: str | Path, *, model: str | None = None, patch_px: int | None = None, looks: int | None = None
+) -> OfficialModel:
+    """The network of a released checkpoint, or of one saved by the released training script.
+
+    model, patch_px, looks  needed where the file does not say them; otherwise they must agree with it (looks may be fewer)
+    """
+    content = open_safely(path)
+    if not isinstance(content, Mapping) or not all(isinstance(content.get(part), Mapping) for part in PARTS):
+        raise BadCheckpoint(
+            f"{path} is not a checkpoint of the paper: it must hold {', '.join(PARTS)}. "
+            "For a folder written by glancefocus, name the folder."
+        )
+    model = _told(model, content.get("model_name"), "model", path)
+    patch_px = _told(patch_px, content.get("patch_size"), "patch-px", path)
+    stored = content.get("flops")
+    stored_looks = len(stored) if isinstance(stored, (list, tuple, Tensor)) else None
+    looks = looks if looks is not None else _told(None, stored_looks, "looks", path)
+    net = build(_settings(model, patch_px, looks, tensors_in(content["fc"])))
+    source = str(path)
+    load_exactly(net.glance_encoder.backbone, encoder_tensors(content[PARTS[0]]), "glance encoder", source)
+    load_exactly(net.focus_encoder.backbone, encoder_tensors(content[PARTS[1]]), "focus encoder", source)
+    load_exactly(net.classifier, classifier_tensors(content["fc"], looks), "classifier", source)
+    load_exactly(net.policy, policy_tensors(content["policy"]), "policy", source)
+    return OfficialModel(net, _curve(content, looks, stored_looks))
+
+
+def _told(given: Any, stored: Any, name: str, path: str | Path) -> Any:
+    if given is None and stored is None:
+        raise BadCheckpoint(f"{path} does not say its {name}. Give it: --{name} (in Python {name.replace('-', '_')}=).")
+    if given is not None and stored is not None and given != stored:
+        raise BadCheckpoint(f"{path} says that its {name} is {stored!r}, not {given!r}. Leave it out.")
+    return stored if given is None else given
+
+
+def _settings(model: str, patch_px: int, looks: int, classifier: dict[str, Tensor]) -> NetworkSettings:
+    if not isinstance(model, str) or model not in MODELS:
+        raise UnknownName("model of the paper", str(model), MODELS, f"Known are {', '.join(MODELS)}.")
+    if not isinstance(patch_px, int) or not 8 <= patch_px <= 4096:
+        raise BadSetting(f"a patch size is a whole number of pixels from 8 to 4096, but got {patch_px!r}.")
+    last = [t for name, t in classifier.items() if name.endswith("weight") and name.startswith("fc")]
+    if not last:
+        raise BadCheckpoint("the checkpoint's classifier has no last layer.")
+    plain = to_plain(PRESETS[MODELS[model]].settings)
+    plain |= {"glance_px": patch_px, "patch_px": [patch_px], "looks": looks, "classes": int(last[0].shape[0])}
+    units = classifier.get("rnn.weight_hh_l0")
+    if units is not None:
+        plain["classifier_units"] = int(units.shape[1])
+    return from_plain(NetworkSettings, plain)
+
+
+def encoder_tensors(table: Mapping[str, Any]) -> dict[str, Tensor]:
+    """An encoder's tensors under timm's names. Only RegNet's differ: the released code has those of pycls."""
+    tensors = tensors_in(table)
+    if not any(re.match(r"s\d+\.b\d+\.f\.", name) for name in tensors):
+        return tensors
+    return {_regnet_name(name): tensor for name, tensor in tensors.items()}
+
+
+_REGNET_NAMES = (
+    (re.compile(r"^(s\d+\.b\d+)\.proj\."), r"\1.downsample.conv."),
+    (re.compile(r"^(s\d+\.b\d+)\.bn\."), r"\1.downsample.bn."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.a\."), r"\1.conv1.conv."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.a_bn\."), r"\1.conv1.bn."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.b\."), r"\1.conv2.conv."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.b_bn\."), r"\1.conv2.bn."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.c\."), r"\1.conv3.conv."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.c_bn\."), r"\1.conv3.bn."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.se\.f_ex\.0\."), r"\1.se.fc1."),
+    (re.compile(r"^(s\d+\.b\d+)\.f\.se\.f_ex\.2\."), r"\1.se.fc2."),
+    (re.compile(r"^(head\.)?fc\."), r"head.fc."),
+)
+
+
+def _regnet_name(name: str) -> str:
+    for pattern, ours in _REGNET_NAMES:
+        if pattern.match(name):
+            return pattern.sub(ours, name)
+    return name
+
+
+def classifier_tensors(table: Mapping[str, Any], looks: int) -> dict[str, Tensor]:
+    """The classifier's tensors under our names; a cascaded one has layers for 2 to 5 looks, of which `looks` are taken."""
+    tensors = tensors_in(table)
+    if "rnn.weight_ih_l0" in tensors:
+        return {_gru_name(name, "rnn", "linear", "fc"): tensor for name, tensor in tensors.items()}
+    layers = {int(m[1]) for name in tensors if (m := re.match(r"fc_(\d+)\.", name))}
+    if looks > 1 and looks not in layers:
+        raise BadCheckpoint(f"the checkpoint's classifier has layers for {sorted(layers)} looks, not for {looks}.")
+    ours = {re.sub(r"^fc_(\d+)\.", r"linears.\1.", name): tensor for name, tensor in tensors.items()}
+    return {n: t for n, t in ours.items() if not (m := re.match(r"linears\.(\d+)\.", n)) or int(m[1]) <= looks}
+
+
+def policy_tensors(table: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The policy's tensors under our names."""
+    tensors = {n: t for n, t in tensors_in(table).items() if n != "action_var"}
+    with_conv = "state_encoder.3.weight" in tensors
+    names = (
+        {"state_encoder.0.": "conv.", "state_encoder.3.": "linears.0."}
+        if with_conv
+        else {"state_encoder.0.": "linears.0.", "state_encoder.2.": "linears.2."}
+    ) | {"actor.0.": "actor.", "critic.0.": "critic."}
+    renamed = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+                break
+        renamed[_gru_name(name, "gru", "", "")] = tensor
+    return renamed
+
+
+def _gru_name(name: str, gru: str, linear: str, their_linear: str) -> str:
+    """nn.GRU names its only layer l0; our GRU cell holds the same tensors without that."""
+    if name.startswith(f"{gru}."):
+        return f"gru.{name.removeprefix(f'{gru}.').removesuffix('_l0')}"
+    if their_linear and name.startswith(f"{their_linear}."):
+        return f"{linear}.{name.removeprefix(f'{their_linear}.')}"
+    return name
+
+
+def _curve(content: Mapping[str, Any], looks: int, stored_looks: int | None) -> list[dict[str, Any]]:
+    """The operating points stored in the file.
+
+    The released code lets a sample go at or above a threshold, we above it, so each is lowered by the least possible step. Its
+    thresholds of 1e8 (nobody leaves) and -1e8 (everybody does) become 1 and 0.
+    """
+    table = content.get("dynamic_threshold")
+    if table is None or looks != stored_looks:
+        return []
+    thresholds = torch.as_tensor(table, dtype=torch.float64)
+    if thresholds.dim() != 2 or thresholds.shape[1] != looks or bool(thresholds.isnan().any()):
+        raise BadCheckpoint(
+            f"the checkpoint's thresholds have the shape {tuple(thresholds.shape)}, not (points, {looks})."
+        )
+    known = content.get("budgeted_batch_classification")
+    known = known if isinstance(known, (list, tuple)) and len(known) == 2 else None
+    curve = []
+    for index, row in enumerate(thresholds.float().tolist()):
+        lowered = [1.0 if t > 1 else float(torch.nextafter(torch.tensor(t), torch.tensor(-1.0))) for t in row]
+        point: dict[str, Any] = {"thresholds": [*lowered[:-1], 0.0]}
+        if known is not None and all(len(column) == thresholds.shape[0] for column in known):
+            point |= {"mean_macs": float(known[0][index]), "accuracy": float(known[1][index]) / 100}
+        curve.append(point)
+    return curve

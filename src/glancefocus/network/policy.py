@@ -1,0 +1,131 @@
+"""Policies: who says where to look next. A learnt one, and two to compare it with."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.settings import PolicySettings
+
+
+class LearntPolicy(nn.Module):
+    """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
+
+    Its memory travels in the Look. With several patch sizes (paper, section 4.2) maps are upsampled to the largest after the
+    convolution, and the sizes of the last and of the next patch are given to the GRU one-hot.
+
+    map_sides  {px: side of the map} for the glance and for every patch size
+    patch_px   the sizes of patches; the glance's size may be one of them
+    """
+
+    def __init__(
+        self, settings: PolicySettings, map_channels: int, map_sides: dict[int, int], patch_px: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.patch_px = patch_px
+        self.map_sides = map_sides
+        self.side = max(map_sides.values())
+        self.multi_scale = len(patch_px) > 1
+        self.sizes = tuple(sorted(map_sides))
+        code_features = len(self.sizes) + len(patch_px) if self.multi_scale else 0
+        if settings.head == "conv":
+            kernel = settings.conv_kernel
+            self.conv: nn.Module = nn.Conv2d(
+                map_channels, settings.conv_channels, kernel, padding=kernel // 2, bias=False
+            )
+            self.linears = nn.Sequential(
+                nn.Linear(settings.conv_channels * self.side**2, settings.units),
+                nn.ReLU(),
+            )
+        else:
+            self.conv = nn.Identity()
+            self.linears = nn.Sequential(
+                nn.Linear(map_channels * self.side**2, settings.linear_units),
+                nn.ReLU(),
+                nn.Linear(settings.linear_units, settings.units),
+                nn.ReLU(),
+            )
+        self.gru = nn.GRUCell(settings.units + code_features, settings.units)
+        self.actor = nn.Linear(settings.units, 2)
+        self.critic = nn.Linear(settings.units, 1)
+
+    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim:
+        """Where to look next, without exploring.
+
+        patch_px  side of the next patch, for all rows or (B,); None: the only one there is, or the largest
+        """
+        next_px = max(self.patch_px) if patch_px is None else patch_px
+        memory = self.remember(self.perceive(look.map, look.px), look.px, next_px, look.policy_memory)
+        mean = self.mean(memory)
+        return Aim(where=mean, patch_px=next_px, memory=memory, mean=mean, value=self.value(memory))
+
+    def perceive(self, map_: Tensor, px: int | Tensor) -> Tensor:
+        """(B, units) what the policy sees in a map (B, channels, S, S) of looks of this size."""
+        if isinstance(px, Tensor):
+            groups = rows_by_size(px)
+            sides = [self.map_sides[size] for size, _ in groups]
+            seen = [
+                self.perceive(map_[rows, :, :side, :side], size)
+                for (size, rows), side in zip(groups, sides, strict=True)
+            ]
+            return torch.cat(seen)[torch.cat([rows for _, rows in groups]).argsort()]
+        reduced = self.conv(map_)
+        if reduced.shape[-1] != self.side or reduced.shape[-2] != self.side:
+            reduced = F.interpolate(reduced, size=(self.side, self.side), mode="bilinear", align_corners=False)
+        if isinstance(self.conv, nn.Conv2d):
+            reduced = reduced.relu()
+        perceived: Tensor = self.linears(reduced.flatten(1))
+        return perceived
+
+    def remember(
+        self, perceived: Tensor, last_px: int | Tensor, next_px: int | Tensor, memory: Tensor | None
+    ) -> Tensor:
+        """(B, units) the policy's memory after this look."""
+        if self.multi_scale:
+            codes = [_one_hot(last_px, self.sizes, perceived), _one_hot(next_px, self.patch_px, perceived)]
+            perceived = torch.cat([perceived, *codes], dim=1)
+        remembered: Tensor = self.gru(perceived, memory)
+        return remembered
+
+    def mean(self, memory: Tensor) -> Tensor:
+        """(B, 2) in [0, 1]: where the actor aims."""
+        where: Tensor = self.actor(memory).sigmoid()
+        return where
+
+    def value(self, memory: Tensor) -> Tensor:
+        """(B,) what the critic expects of looking on."""
+        value: Tensor = self.critic(memory)[:, 0]
+        return value
+
+
+def _one_hot(px: int | Tensor, sizes: tuple[int, ...], like: Tensor) -> Tensor:
+    rows = torch.as_tensor(px, device=like.device).expand(like.shape[0])
+    known = torch.tensor(sizes, device=like.device)
+    return (rows[:, None] == known[None]).to(like.dtype)
+
+
+class RandomPolicy:
+    """Aims anywhere, uniformly; what stage I trains with, and the least that a learnt policy must beat."""
+
+    def __init__(self, patch_px: int, generator: torch.Generator | None = None) -> None:
+        self.patch_px = patch_px
+        self.generator = generator
+
+    def aim(self, look: Look) -> Aim:
+        # Drawn on the CPU, so that a seed gives the same aims on every device.
+        where = torch.rand(look.count, 2, generator=self.generator).to(look.logits.device)
+        return Aim(where=where, patch_px=self.patch_px)
+
+
+class CentreCornerPolicy:
+    """The centre first, then the four corners, then round again (paper, ablation study)."""
+
+    ORDER = ((0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+
+    def __init__(self, patch_px: int) -> None:
+        self.patch_px = patch_px
+
+    def aim(self, look: Look) -> Aim:
+        place = self.ORDER[(look.number - 1) % len(self.ORDER)]
+        where = torch.tensor(place, device=look.logits.device).expand(look.count, 2)
+        return Aim(where=where, patch_px=self.patch_px)

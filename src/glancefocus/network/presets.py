@@ -1,0 +1,139 @@
+"""The networks that have names: the fourteen of the paper's appendix, and what each family of backbones takes by default."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, to_plain
+
+CONV_POLICY = PolicySettings(head="conv", units=256)
+LINEAR_POLICY = PolicySettings(head="linear", units=1024)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the paper chose for one family of backbones (section 3.4, A.1, A.3); `name` is how their timm names begin."""
+
+    names: tuple[str, ...]
+    looks: int = 5
+    classifier: str = "recurrent"
+    first_answer: str = "classifier"
+    policy: PolicySettings = CONV_POLICY
+    view: ViewSettings = field(default_factory=ViewSettings)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "looks": self.looks,
+            "classifier": self.classifier,
+            "first_answer": self.first_answer,
+            "policy": self.policy,
+            "view": self.view,
+        }
+
+
+FAMILIES = {
+    "resnet": Family(("resnet",), policy=LINEAR_POLICY),
+    "densenet": Family(("densenet",), policy=LINEAR_POLICY),
+    "regnet": Family(("regnet",), first_answer="own_head_evaluating"),
+    "mobilenet": Family(("mobilenet",), looks=3, classifier="cascaded", first_answer="own_head"),
+    "efficientnet": Family(
+        ("efficientnet", "tf_efficientnet"),
+        looks=4,
+        classifier="cascaded",
+        first_answer="own_head",
+        view=ViewSettings(interpolation="bicubic"),
+    ),
+}
+OTHER_FAMILY = Family(())
+
+
+def family_of(backbone: str) -> tuple[str, Family]:
+    """The family of a backbone by its name; networks that the paper did not try get a light policy and a GRU."""
+    for name, family in FAMILIES.items():
+        if backbone.startswith(family.names):
+            return name, family
+    return "other", OTHER_FAMILY
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A network with a name, and what the paper says it costs (None where the paper gives no figure)."""
+
+    name: str
+    settings: NetworkSettings
+    paper_encoder_macs: float | None = None
+    paper_encoder_counts: str = ""
+
+
+def _preset(name: str, backbone: str, px: int, resize: str, **more: Any) -> Preset:
+    family = family_of(backbone)[1]
+    settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "patch_px": (px,)}
+    view = replace(family.view, **more.pop("view", {}))
+    return Preset(name, NetworkSettings(**{**settings, "glance_resize": resize, "view": view}), **more)
+
+
+_B2 = {"height_px": 260, "width_px": 260}
+_B3 = {"height_px": 300, "width_px": 300, "crop_pct": 0.904}
+_RESNET50 = {"paper_encoder_macs": 750.7e6, "paper_encoder_counts": "without head"}
+_MOBILENET = {"paper_encoder_macs": 43.1e6, "paper_encoder_counts": "with head"}
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        _preset("gf-resnet50-96", "resnet50", 96, "bicubic", **_RESNET50),
+        _preset("gf-resnet50-128", "resnet50", 128, "bicubic"),
+        _preset("gf-densenet121-96", "densenet121", 96, "bilinear"),
+        _preset("gf-densenet169-96", "densenet169", 96, "bilinear"),
+        _preset("gf-densenet201-96", "densenet201", 96, "bilinear"),
+        _preset("gf-regnety-600m-96", "regnety_006", 96, "bilinear"),
+        _preset("gf-regnety-800m-96", "regnety_008", 96, "bilinear"),
+        _preset("gf-regnety-1.6g-96", "regnety_016", 96, "bilinear"),
+        _preset("gf-mobilenetv3-large-100-96", "mobilenetv3_large_100", 96, "bicubic", **_MOBILENET),
+        _preset("gf-mobilenetv3-large-100-128", "mobilenetv3_large_100", 128, "bicubic"),
+        _preset("gf-mobilenetv3-large-125-128", "mobilenetv3_large_125", 128, "bicubic"),
+        _preset("gf-efficientnet-b2-128", "efficientnet_b2", 128, "bicubic", view=_B2),
+        _preset("gf-efficientnet-b3-128", "efficientnet_b3", 128, "bicubic", view=_B3),
+        _preset("gf-efficientnet-b3-144", "efficientnet_b3", 144, "bicubic", view=_B3),
+    )
+}
+
+
+def network_settings(
+    preset: str | None = None, *, backbone: str | None = None, classes: int | None = None, **changes: Any
+) -> NetworkSettings:
+    """The settings of a preset or of any backbone, with changes.
+
+    changes  any field of NetworkSettings; patch_px may be one number; policy, view and backbone_options may be tables of names and
+             values, of which only the named ones change
+    """
+    if (preset is None) == (backbone is None):
+        raise BadSetting(
+            "name either a preset or a backbone: gf.create('gf-resnet50-96') or gf.create(backbone='resnet50')."
+        )
+    if preset is not None:
+        if preset not in PRESETS:
+            raise UnknownName(
+                "preset", preset, PRESETS, "`gf models` lists them all; any timm backbone goes as backbone=."
+            )
+        plain = to_plain(PRESETS[preset].settings)
+    else:
+        assert backbone is not None
+        plain = to_plain(NetworkSettings(backbone=backbone, **family_of(backbone)[1].settings()))
+    if classes is not None:
+        plain["classes"] = classes
+    return from_plain(NetworkSettings, _changed(plain, changes))
+
+
+def _changed(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(plain)
+    for name, value in changes.items():
+        if name == "patch_px" and isinstance(value, int):
+            changed[name] = [value]
+        elif name in ("policy", "view"):
+            table = value if isinstance(value, dict) else to_plain(value)
+            changed[name] = {**plain[name], **table}
+        else:
+            changed[name] = value
+    if changes.get("classifier") == "cascaded" and "first_answer" not in changes:
+        changed["first_answer"] = "own_head"
+    return changed

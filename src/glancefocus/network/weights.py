@@ -1,0 +1,116 @@
+"""Weights from files, opened safely and matched to a network by name, or by order where only the names differ."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from glancefocus.errors import BadCheckpoint
+
+
+def open_safely(path: str | Path) -> Any:
+    """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed."""
+    path = Path(path)
+    if path.is_dir():
+        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.")
+    if not path.exists():
+        raise BadCheckpoint(f"there is no checkpoint at {path}.")
+    if path.stat().st_size == 0:
+        raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error)
+        if "weights_only" in reason or "Unsupported" in reason:
+            raise BadCheckpoint(
+                f"the checkpoint {path} holds more than tensors and plain values, and opening it could run foreign code; "
+                "it was not opened. Save it again with tensors only."
+            ) from None
+        raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
+    except (
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        OSError,
+        safetensors.SafetensorError,
+        AttributeError,
+        IndexError,
+        TypeError,
+    ):
+        raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
+
+
+def tensors_in(table: Any) -> dict[str, Tensor]:
+    """The tensors of a state dict, without the `module.` that data-parallel training puts before each name."""
+    if not isinstance(table, Mapping):
+        return {}
+    return {str(name).removeprefix("module."): value for name, value in table.items() if isinstance(value, Tensor)}
+
+
+def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str, source: str) -> None:
+    """Load a state dict that must match name by name and shape by shape; say what does not."""
+    wanted = module.state_dict()
+    # Files from before torch 0.4.1 do not count batches; nothing depends on that count.
+    missing = [n for n in wanted if n not in tensors and not n.endswith("num_batches_tracked")]
+    foreign = [n for n in tensors if n not in wanted]
+    shapes = [
+        f"{n} is {tuple(tensors[n].shape)} instead of {tuple(wanted[n].shape)}"
+        for n in wanted
+        if n in tensors and tensors[n].shape != wanted[n].shape
+    ]
+    problems = [f"{len(missing)} missing (such as {missing[0]})"] if missing else []
+    problems += [f"{len(foreign)} unknown (such as {foreign[0]})"] if foreign else []
+    problems += [f"{len(shapes)} of another shape ({shapes[0]})"] if shapes else []
+    if problems:
+        raise BadCheckpoint(f"{source} does not fit the {part}: of its tensors {', '.join(problems)}.")
+    module.load_state_dict({n: tensors.get(n, v) for n, v in wanted.items()})
+
+
+def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
+    """Weights of a backbone out of a file; its last layer is left as it is where the number of classes differs.
+
+    Names must be timm's; a file that holds the same tensors in the same order under other names is taken too.
+    """
+    content = open_safely(path)
+    for nested in ("state_dict", "model", "model_state_dict"):
+        if isinstance(content, Mapping) and isinstance(content.get(nested), Mapping):
+            content = content[nested]
+    tensors = tensors_in(content)
+    wanted = backbone.state_dict()
+    if not tensors:
+        raise BadCheckpoint(f"{path} holds no tensors. Give a state dict of the backbone.")
+    if len(set(tensors) & set(wanted)) < 0.5 * len(wanted):
+        tensors = _by_order(tensors, wanted, path)
+    head = _head_names(backbone)
+    fitting = {n: t for n, t in tensors.items() if n not in head or t.shape == wanted[n].shape}
+    kept = {n: t for n, t in wanted.items() if n in head and n not in fitting}
+    load_exactly(backbone, {**fitting, **kept}, "backbone", str(path))
+
+
+def _by_order(tensors: dict[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    counted = [n for n in wanted if not n.endswith("num_batches_tracked")]
+    found = [t for n, t in tensors.items() if not n.endswith("num_batches_tracked")]
+    same_rank = len(found) == len(counted) and all(
+        t.dim() == wanted[n].dim() for n, t in zip(counted, found, strict=True)
+    )
+    if not same_rank:
+        raise BadCheckpoint(
+            f"{path} holds other tensors than the backbone: {len(found)} tensors, {len(counted)} wanted, and the names differ "
+            f"(the file's first is {next(iter(tensors))}, ours is {counted[0]}). Give weights of the same backbone."
+        )
+    return dict(zip(counted, found, strict=True))
+
+
+def _head_names(backbone: Any) -> set[str]:
+    heads = backbone.get_classifier()
+    heads = heads if isinstance(heads, tuple) else (heads,)
+    own = {id(p) for h in heads for p in h.parameters()}
+    return {n for n, p in backbone.named_parameters() if id(p) in own}

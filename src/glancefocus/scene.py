@@ -1,0 +1,140 @@
+"""What is being looked at. A network asks only two things of a scene: a glance of it, and patches of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.errors import BadSetting, ImageTooSmall
+from glancefocus.settings import GlanceResize
+
+
+class Scene(Protocol):
+    """One or several images, seen only through glances and patches."""
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        ...
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        """The whole of each image at low resolution, (B, 3, px, px)."""
+        ...
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        """One square patch of each image at full resolution, (B, 3, px, px); where (B, 2) in [0, 1] as (y, x)."""
+        ...
+
+    def keep(self, rows: Tensor) -> "Scene":
+        """The scene of these rows only; rows (K,) int64."""
+        ...
+
+
+def shrink(images: Tensor, px: int, resize: GlanceResize = "antialias") -> Tensor:
+    """The whole of each image at px x px.
+
+    images  (B, 3, H, W)
+    resize  antialias: bilinear over the whole footprint of each new pixel. bicubic, bilinear: corners aligned, no antialiasing, as
+            the paper's released models were trained.
+    """
+    if resize == "antialias":
+        return F.interpolate(images, size=(px, px), mode="bilinear", align_corners=False, antialias=True)
+    return F.interpolate(images, size=(px, px), mode=resize, align_corners=True)
+
+
+def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
+    """The first row and column of each patch, (B, 2) int64: floor(where x (image - patch)).
+
+    where  (B, 2) in [0, 1] as (y, x): 0 puts the patch against the top or left edge, 1 against the bottom or right, so a patch
+           never leaves the image.
+    """
+    if px > height_px or px > width_px:
+        raise ImageTooSmall(
+            f"a patch of {px} px cannot be cut out of an image of {height_px}x{width_px} px. "
+            "Use larger images, or a network with smaller patches."
+        )
+    room = torch.tensor([height_px - px, width_px - px], dtype=where.dtype, device=where.device)
+    return (where.clamp(0, 1) * room).floor().long()
+
+
+def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> Tensor:
+    """Cut one square patch out of each image, at full resolution, without touching the rest of it.
+
+    images  (N, 3, H, W)
+    where   (B, 2), see top_left
+    rows    (B,) the image of each patch; None: image i for patch i
+    returns (B, 3, px, px), its memory laid out channels last
+    """
+    start = top_left(where, images.shape[-2], images.shape[-1], px)
+    offsets = torch.arange(px, device=images.device)
+    y = (start[:, 0:1] + offsets)[:, :, None]
+    x = (start[:, 1:2] + offsets)[:, None, :]
+    if rows is None:
+        rows = torch.arange(where.shape[0], device=images.device)
+    return images[rows[:, None, None], :, y, x].permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """A batch of images of one size, (N, 3, H, W). Dropping a row copies no pixels: only the list of rows changes."""
+
+    images: Tensor
+    rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or self.images.shape[1] != 3:
+            raise BadSetting(
+                f"images must be a tensor of shape (batch, 3, height, width), but got {tuple(self.images.shape)}."
+            )
+
+    @property
+    def count(self) -> int:
+        return int(self.images.shape[0] if self.rows is None else self.rows.shape[0])
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        images = self.images if self.rows is None else self.images[self.rows]
+        return shrink(images, px, resize)
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        return crop(self.images, where, px, self.rows)
+
+    def keep(self, rows: Tensor) -> "ImageBatch":
+        return ImageBatch(self.images, rows if self.rows is None else self.rows[rows])
+
+
+@dataclass(frozen=True)
+class MixedImages:
+    """Images of different sizes and shapes, each (3, H, W)."""
+
+    images: tuple[Tensor, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.images)
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        return torch.cat([shrink(image[None], px, resize) for image in self.images])
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        return torch.cat(
+            [crop(image[None], where[i : i + 1], px) for i, image in enumerate(self.images)]
+        )  # one crop an image: they share no tensor
+
+    def keep(self, rows: Tensor) -> "MixedImages":
+        return MixedImages(tuple(self.images[i] for i in rows.tolist()))
+
+
+def as_scene(images: "Tensor | Sequence[Tensor] | Scene") -> Scene:
+    """A scene out of a batch (B, 3, H, W), one image (3, H, W), or a list of images of any sizes; a scene stays as it is."""
+    if isinstance(images, Tensor):
+        return ImageBatch(images[None] if images.dim() == 3 else images)
+    if isinstance(images, (list, tuple)):
+        if not images:
+            raise BadSetting("there is nothing to look at: the list of images is empty.")
+        if len({tuple(image.shape) for image in images}) == 1:
+            return ImageBatch(torch.stack(list(images)))
+        return MixedImages(tuple(images))
+    return images  # type: ignore[return-value]
