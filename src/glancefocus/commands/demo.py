@@ -3,19 +3,19 @@
 from pathlib import Path
 
 from PIL import Image
-from rich.console import Console
 
 from glancefocus.bundle import Bundle
 from glancefocus.commands.predict import predict_files
+from glancefocus.commands.printing import output
 from glancefocus.data.signs import CLASSES, SignsSettings, make_signs
 from glancefocus.network.assemble import create
 from glancefocus.network.multiply_adds import count_costs
 
 
-def run_demo(output: Path, *, as_json: bool) -> None:
+def run_demo(folder: Path, *, as_json: bool) -> None:
     """Make pictures and a network with random weights, predict, draw."""
     signs = make_signs("val", 8, SignsSettings(), seed=0, cache=None)
-    pictures = output / "pictures"
+    pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
     files = []
     for index, image in enumerate(signs.images):
@@ -27,17 +27,17 @@ def run_demo(output: Path, *, as_json: bool) -> None:
     bundle = Bundle(
         net, CLASSES, count_costs(net.settings), notes={"untrained": "random weights; answers mean nothing"}
     )
-    folder = bundle.save(output / "untrained-bundle")
+    saved = bundle.save(folder / "untrained-bundle")
     if not as_json:
-        Console().print("[bold]An untrained network on built-in pictures: its answers mean nothing yet.[/bold]")
+        output().print("[bold]An untrained network on built-in pictures: its answers mean nothing yet.[/bold]")
     predict_files(
-        folder,
+        saved,
         files,
         looks=None,
         thresholds=None,
         budget_macs=None,
         topk=1,
-        draw=output / "drawings",
+        draw=folder / "drawings",
         batch_size=32,
         max_pixels=None,
         as_json=as_json,

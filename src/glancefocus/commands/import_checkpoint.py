@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from glancefocus.bundle import load
+from glancefocus.commands.printing import output
 
 
 def import_checkpoint(
-    checkpoint: Path, output: Path, *, model: str | None, patch_px: int | None, looks: int | None, as_json: bool
+    checkpoint: Path, target: Path, *, model: str | None, patch_px: int | None, looks: int | None, as_json: bool
 ) -> None:
     """Load, verify, save, and say what it is."""
     if checkpoint.is_dir() or not checkpoint.suffix:
@@ -18,7 +17,7 @@ def import_checkpoint(
 
         open_safely(checkpoint)
     bundle = load(checkpoint, model=model, patch_px=patch_px, looks=looks, device="cpu")
-    folder = bundle.save(output)
+    folder = bundle.save(target)
     settings = bundle.settings
     if as_json:
         fact = {
@@ -34,6 +33,6 @@ def import_checkpoint(
         print(json.dumps(fact, indent=1))  # noqa: T201
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
-    Console().print(
+    output().print(
         f"{folder}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, {settings.classes} classes, {points}."
     )

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from glancefocus.commands.printing import notices, output
 from glancefocus.network.multiply_adds import count_costs, count_parameters
 from glancefocus.network.presets import PRESETS, Preset
 
@@ -34,7 +34,7 @@ def describe(preset: Preset) -> dict[str, Any]:
 
 def list_models(*, as_json: bool) -> None:
     """Print all presets."""
-    progress = Console(stderr=True)
+    progress = notices()
     rows = [
         describe(preset)
         for preset in track(PRESETS.values(), "counting multiply-adds", console=progress, transient=True)
@@ -59,4 +59,4 @@ def list_models(*, as_json: bool) -> None:
             f"{row['macs_after_look'][-1] / 1e6:.0f}",
             f"{row['backbone_macs'] / 1e6:.0f}",
         )
-    Console().print(table)
+    output().print(table)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
 from glancefocus.bundle import Bundle, load
+from glancefocus.commands.printing import notices, output
 from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.views import Placement
 from glancefocus.early_exit.rule import ExitRule
@@ -58,7 +58,7 @@ def predict_files(
     if draw is not None:
         draw.mkdir(parents=True, exist_ok=True)
     answers: dict[int, dict[str, Any]] = {}
-    with Progress(console=Console(stderr=True), transient=True, disable=len(names) <= batch_size) as progress:
+    with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
         task = progress.add_task("looking", total=len(names))
         for batch in _batches(bundle, names, max_pixels or MAX_PIXELS, batch_size, draw is not None, answers):
             if batch:
@@ -187,4 +187,4 @@ def _print(answers: list[dict[str, Any]], topk: int) -> None:
             "sure" if answer["sure"] else "out of looks",
             f"{answer['cost_macs'] / 1e6:,.1f}M",
         )
-    Console().print(table)
+    output().print(table)
