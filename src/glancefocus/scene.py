@@ -111,6 +111,11 @@ class MixedImages:
 
     images: tuple[Tensor, ...]
 
+    def __post_init__(self) -> None:
+        for image in self.images:
+            if image.dim() != 3 or image.shape[0] != 3:
+                raise BadSetting(f"each image must have the shape (3, height, width), but got {tuple(image.shape)}.")
+
     @property
     def count(self) -> int:
         return len(self.images)

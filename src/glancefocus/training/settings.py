@@ -1,0 +1,177 @@
+"""Every number of training, with the paper's value (A.2-A.4) for each family of backbones as the default."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from glancefocus.data.datasets import DataSettings
+from glancefocus.errors import BadSetting
+from glancefocus.settings import NetworkSettings
+
+STAGES = ("backbone", "glance", "recognise", "aim", "finetune", "joint")
+# What a user may say for them; the paper numbers its stages.
+STAGE_WORDS = {
+    "initialise": ("backbone", "glance"),
+    "1": ("recognise",),
+    "2": ("aim",),
+    "3": ("finetune",),
+    **{name: (name,) for name in STAGES},
+}
+Reward = Literal["contrastive", "increment", "cross_entropy"]
+
+
+@dataclass(frozen=True)
+class InitialiseSettings:
+    """Training one encoder with its own head: on whole images (the baseline to beat), or on glances.
+
+    optimizer  sgd: Nesterov momentum 0.9; adamw
+    """
+
+    epochs: int = 90
+    lr: float = 0.1
+    weight_decay: float = 1e-4
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class RecogniseSettings:
+    """Stages I and III: encoders and classifier, by the loss of Eq. 9.
+
+    own_head_weight  lambda of Eq. 9
+    freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
+    freeze_encoders  train the classifier only (video)
+    """
+
+    epochs: int = 60
+    encoder_lr: float = 0.01
+    classifier_lr: float = 0.1
+    weight_decay: float = 1e-4
+    own_head_weight: float = 1.0
+    freeze_glance: bool = False
+    freeze_encoders: bool = False
+
+
+@dataclass(frozen=True)
+class AimSettings:
+    """Stage II: PPO on the frozen network (A.2).
+
+    monte_carlo        random patches a look that the contrastive reward compares with
+    passes             over each batch; with 1, as in the paper, the ratio is 1 and the clip never acts
+    gae_lambda         generalised advantages; None: discounted returns less the critic's value, as in the paper
+    normalise_returns  over looks and batch, as the released code does
+    deviation_end      the exploration's deviation goes from `deviation` to this along the stage; None: it stays
+    """
+
+    epochs: int = 15
+    lr: float = 3e-4
+    reward: Reward = "contrastive"
+    monte_carlo: int = 1
+    discount: float = 0.7
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    deviation: float = 0.1
+    deviation_end: float | None = None
+    passes: int = 1
+    gae_lambda: float | None = None
+    normalise_returns: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("deviation", "lr"):
+            if not getattr(self, name) > 0:
+                raise BadSetting(f"aim.{name} must be above 0, but got {getattr(self, name)}.")
+        if self.passes < 1 or self.monte_carlo < 1:
+            raise BadSetting(
+                f"aim.passes and aim.monte_carlo must be at least 1, but got {self.passes} and {self.monte_carlo}."
+            )
+        if not 0 <= self.discount <= 1 or not 0 < self.clip < 1:
+            raise BadSetting(
+                f"aim.discount must be in [0, 1] and aim.clip in (0, 1), but got {self.discount} and {self.clip}."
+            )
+
+
+@dataclass(frozen=True)
+class JointSettings:
+    """One stage instead of three: encoders, classifier and policy together (beyond the paper).
+
+    distill_weight      of the last look's distribution taught to the earlier looks
+    whole_image_weight  of the focus encoder's own answer on the whole image
+    """
+
+    epochs: int = 60
+    encoder_lr: float = 0.01
+    classifier_lr: float = 0.1
+    weight_decay: float = 1e-4
+    own_head_weight: float = 1.0
+    distill_weight: float = 1.0
+    whole_image_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """A whole run.
+
+    weights  for both encoders before anything is trained: "pretrained", a file, or None
+    rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
+    """
+
+    data: DataSettings
+    network: NetworkSettings
+    weights: str | None = None
+    stages: tuple[str, ...] = ("backbone", "glance", "recognise", "aim", "finetune")
+    rounds: int = 1
+    batch_size: int = 256
+    seed: int = 0
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    accumulation: int = 1
+    checkpoint_minutes: float = 5.0
+    backbone: InitialiseSettings = field(default_factory=InitialiseSettings)
+    glance: InitialiseSettings = field(default_factory=InitialiseSettings)
+    recognise: RecogniseSettings = field(default_factory=RecogniseSettings)
+    aim: AimSettings = field(default_factory=AimSettings)
+    finetune: RecogniseSettings = field(default_factory=lambda: RecogniseSettings(classifier_lr=0.01))
+    joint: JointSettings = field(default_factory=JointSettings)
+
+    def __post_init__(self) -> None:
+        for name in self.stages:
+            if name not in STAGES:
+                raise BadSetting(f"there is no stage {name!r}. Stages are {', '.join(STAGES)}.")
+        if not self.stages:
+            raise BadSetting("there is nothing to train: no stage was named.")
+        if self.rounds < 1 or self.batch_size < 2 or self.accumulation < 1:
+            raise BadSetting(
+                f"rounds and accumulation must be at least 1 and batch_size at least 2, but got {self.rounds}, "
+                f"{self.accumulation} and {self.batch_size}."
+            )
+        for stage in STAGES:
+            epochs = getattr(self, stage).epochs
+            if epochs < 0:
+                raise BadSetting(f"{stage}.epochs must not be negative, but got {epochs}.")
+        if self.network.looks < 2 and {"aim", "joint"} & set(self.stages):
+            raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
+
+    def plan(self) -> list[str]:
+        """The stages in the order in which they run; II and III are repeated `rounds` times."""
+        once = [name for name in self.stages if name not in ("aim", "finetune")]
+        again = [name for name in self.stages if name in ("aim", "finetune")]
+        return once + again * self.rounds
+
+
+def family_defaults(family: str) -> dict[str, Any]:
+    """The paper's settings for a family of backbones, as changes to TrainSettings' defaults."""
+    rates = {"regnet": 0.02, "mobilenet": 0.005, "efficientnet": 0.005}
+    epochs = {"mobilenet": 90, "efficientnet": 30}
+    light = family in ("mobilenet", "efficientnet")
+    recognise = {
+        "epochs": epochs.get(family, 60),
+        "encoder_lr": rates.get(family, 0.01),
+        "weight_decay": 5e-5 if family == "regnet" else 1e-4,
+        "own_head_weight": 5.0 if light else 1.0,
+        "freeze_glance": light,
+    }
+    stages = ["backbone", "glance", "recognise", "aim"] + ([] if family == "efficientnet" else ["finetune"])
+    return {
+        "stages": stages,
+        "recognise": {**recognise, "classifier_lr": 0.1},
+        "finetune": {**recognise, "classifier_lr": 0.01},
+    }

@@ -1,0 +1,87 @@
+"""Small real objects that several tests share."""
+
+import importlib.util
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glancefocus as gf
+from glancefocus.bundle import Bundle
+from glancefocus.look import Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.multiply_adds import count_costs
+from glancefocus.scene import ImageBatch
+
+torch.set_num_threads(1)
+
+
+def look_with(confidence: Sequence[float], number: int = 1, rows: Sequence[int] | None = None) -> Look:
+    """A look at grey images whose softmax probability for class 0 of two is as given."""
+    p = torch.tensor(list(confidence), dtype=torch.float64).clamp(1e-9, 1 - 1e-9)
+    logits = torch.stack([p.log(), (1 - p).log()], dim=1).float()
+    count = len(confidence)
+    return Look(
+        number=number,
+        scene=ImageBatch(torch.zeros(count, 3, 8, 8)),
+        rows=torch.arange(count) if rows is None else torch.tensor(list(rows)),
+        logits=logits,
+        vector=torch.zeros(count, 4),
+        map=torch.zeros(count, 4, 1, 1),
+        px=8,
+        memory=torch.zeros(count, 4),
+    )
+
+
+@pytest.fixture(name="look_with")
+def look_with_fixture() -> Callable[..., Look]:
+    return look_with
+
+
+@pytest.fixture(scope="session")
+def small_net() -> Callable[..., GlanceFocus]:
+    """Makes networks of a tenth of a second: 32 px glance and patches in images of 64 px, 3 looks, 3 classes."""
+
+    def make(**changes: Any) -> GlanceFocus:
+        settings: dict[str, Any] = {
+            "backbone": "test_resnet",
+            "classes": 3,
+            "glance_px": 32,
+            "patch_px": 32,
+            "looks": 3,
+            "classifier_units": 16,
+            "policy": {"units": 16, "conv_channels": 4},
+            "seed": 0,
+        }
+        view = {"height_px": 64, "width_px": 64, **changes.pop("view", {})}
+        return gf.create(**{**settings, **changes}, view=view)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_bundle(small_net: Callable[..., GlanceFocus]) -> Callable[..., Bundle]:
+    """Makes bundles around small networks."""
+
+    def make(**changes: Any) -> Bundle:
+        more = {name: changes.pop(name) for name in ("thresholds", "curve", "notes") if name in changes}
+        net = small_net(**changes)
+        classes = ("cat", "dog", "eel", "fox", "gnu")[: net.settings.classes]
+        return Bundle(net, classes, count_costs(net.settings), **more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def official() -> types.ModuleType:
+    """tests/official/made_checkpoints.py: checkpoints as the paper's authors released them, with made-up weights."""
+    path = Path(__file__).parent / "official" / "made_checkpoints.py"
+    spec = importlib.util.spec_from_file_location("made_checkpoints", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,155 @@
+"""Patches come from exactly where they were aimed, and glances are resized as the paper's models expect."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.errors import BadSetting, ImageTooSmall
+from glancefocus.scene import ImageBatch, MixedImages, as_scene, crop, shrink, top_left
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sliced(images: Tensor, where: Tensor, px: int) -> Tensor:
+    """The same as crop, one image at a time, in the plainest words."""
+    height, width = images.shape[-2:]
+    patches = []
+    for image, (y, x) in zip(images, where.tolist(), strict=True):
+        top, left = int(y * (height - px)), int(x * (width - px))
+        patches.append(image[:, top : top + px, left : left + px])
+    return torch.stack(patches)
+
+
+@pytest.mark.parametrize(("height", "width", "px"), [(20, 20, 7), (31, 12, 12), (9, 40, 1), (224, 224, 96)])
+def test_a_crop_is_what_slicing_gives(height: int, width: int, px: int) -> None:
+    images = noise(6, 3, height, width)
+    where = noise(6, 2, seed=1)
+    where[0], where[1], where[2] = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, 1.0])
+    assert torch.equal(crop(images, where, px), sliced(images, where, px))
+
+
+def test_zero_is_the_upper_left_corner_and_one_the_lower_right() -> None:
+    image = torch.arange(3 * 4 * 6.0).reshape(1, 3, 4, 6)
+    assert crop(image, torch.tensor([[0.0, 0.0]]), 2)[0, 0].tolist() == [[0, 1], [6, 7]]
+    assert crop(image, torch.tensor([[1.0, 1.0]]), 2)[0, 0].tolist() == [[16, 17], [22, 23]]
+    assert crop(image, torch.tensor([[0.0, 1.0]]), 2)[0, 0].tolist() == [[4, 5], [10, 11]]
+
+
+def test_a_patch_as_large_as_the_image_is_the_image_wherever_it_is_aimed() -> None:
+    images = noise(3, 3, 10, 10)
+    assert torch.equal(crop(images, noise(3, 2, seed=1), 10), images)
+
+
+def test_the_first_pixel_is_rounded_down() -> None:
+    # An image of 12x23 px leaves a patch of 4 px room for 8 rows and 19 columns.
+    where = torch.tensor([[0.5, 0.5], [0.124, 0.99], [0.126, 1.0], [0.0, 0.0]])
+    assert top_left(where, 12, 23, 4).tolist() == [[4, 9], [0, 18], [1, 19], [0, 0]]
+
+
+def test_a_place_beyond_the_image_is_brought_back_to_its_edge() -> None:
+    assert top_left(torch.tensor([[-0.5, 1.5]]), 12, 23, 4).tolist() == [[0, 19]]
+
+
+def test_a_patch_larger_than_the_image_is_refused_with_both_sizes() -> None:
+    with pytest.raises(ImageTooSmall, match=r"a patch of 9 px cannot be cut out of an image of 8x20 px\. Use larger"):
+        crop(noise(1, 3, 8, 20), torch.zeros(1, 2), 9)
+
+
+def test_crop_takes_patches_of_the_named_rows() -> None:
+    images, where, rows = noise(5, 3, 12, 12), noise(3, 2, seed=1), torch.tensor([4, 0, 4])
+    assert torch.equal(crop(images, where, 5, rows), sliced(images[rows], where, 5))
+
+
+def test_crop_gives_gradients_to_the_pixels_of_the_patch_only() -> None:
+    images = noise(1, 3, 6, 6).requires_grad_()
+    crop(images, torch.zeros(1, 2), 2).sum().backward()
+    assert images.grad is not None
+    assert images.grad[0, 0].sum() == 4
+    assert images.grad[0, 0, :2, :2].tolist() == [[1, 1], [1, 1]]
+
+
+def test_dropping_rows_copies_no_pixels() -> None:
+    scene = ImageBatch(noise(5, 3, 12, 12))
+    kept = scene.keep(torch.tensor([1, 3, 4])).keep(torch.tensor([0, 2]))
+    assert kept.count == 2
+    assert kept.images.data_ptr() == scene.images.data_ptr()
+    where = noise(2, 2, seed=1)
+    assert torch.equal(kept.patch(where, 5), sliced(scene.images[[1, 4]], where, 5))
+    assert torch.equal(kept.glance(6), scene.glance(6)[[1, 4]])
+
+
+def test_dropping_rows_of_mixed_images_copies_no_pixels() -> None:
+    scene = MixedImages((noise(3, 8, 9), noise(3, 12, 7), noise(3, 9, 9)))
+    kept = scene.keep(torch.tensor([2, 0]))
+    assert kept.images[0] is scene.images[2]
+    assert kept.images[1] is scene.images[0]
+
+
+@pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
+def test_mixed_images_of_one_size_equal_a_batch(resize: str) -> None:
+    images, where = noise(4, 3, 15, 11), noise(4, 2, seed=1)
+    mixed, batch = MixedImages(tuple(images)), ImageBatch(images)
+    assert mixed.count == batch.count == 4
+    torch.testing.assert_close(mixed.glance(7, resize), batch.glance(7, resize), rtol=0, atol=1e-6)  # type: ignore[arg-type]
+    assert torch.equal(mixed.patch(where, 5), batch.patch(where, 5))
+
+
+def test_mixed_images_are_each_seen_in_their_own_size() -> None:
+    images = [noise(3, 20, 10), noise(3, 8, 30, seed=2)]
+    scene = as_scene(images)
+    patches = scene.patch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 6)
+    assert torch.equal(patches[0], images[0][:, 14:20, 0:6])
+    assert torch.equal(patches[1], images[1][:, 0:6, 24:30])
+    assert scene.glance(5).shape == (2, 3, 5, 5)
+
+
+def test_mixed_images_must_each_have_three_channels() -> None:
+    with pytest.raises(BadSetting, match=r"\(3, height, width\), but got \(1, 9, 9\)"):
+        as_scene([noise(3, 8, 8), noise(1, 9, 9)])
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+def test_the_papers_glance_has_aligned_corners_and_no_antialiasing(mode: str) -> None:
+    images = noise(2, 3, 29, 41)
+    glance = shrink(images, 8, mode)  # type: ignore[arg-type]
+    assert torch.equal(glance, F.interpolate(images, (8, 8), mode=mode, align_corners=True))
+    # Aligned corners: the corner pixels of the glance are those of the image.
+    torch.testing.assert_close(glance[:, :, 0, 0], images[:, :, 0, 0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(glance[:, :, -1, -1], images[:, :, -1, -1], rtol=0, atol=1e-5)
+
+
+def test_the_new_glance_is_antialiased() -> None:
+    # A board of single black and white pixels averages to grey; without antialiasing it would not.
+    y, x = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    board = ((y + x) % 2).float().expand(1, 3, 64, 64)
+    assert torch.equal(shrink(board, 8), F.interpolate(board, (8, 8), mode="bilinear", antialias=True))
+    torch.testing.assert_close(shrink(board, 8), torch.full((1, 3, 8, 8), 0.5), rtol=0, atol=0.01)
+
+
+def test_a_tensor_of_one_image_or_of_a_batch_becomes_a_scene() -> None:
+    assert as_scene(noise(3, 8, 8)).count == 1
+    assert as_scene(noise(4, 3, 8, 8)).count == 4
+
+
+def test_a_list_becomes_a_batch_where_sizes_agree_and_mixed_images_otherwise() -> None:
+    assert isinstance(as_scene([noise(3, 8, 8), noise(3, 8, 8)]), ImageBatch)
+    assert isinstance(as_scene((noise(3, 8, 8), noise(3, 8, 9))), MixedImages)
+
+
+def test_a_scene_stays_as_it_is() -> None:
+    scene = MixedImages((noise(3, 8, 8),))
+    assert as_scene(scene) is scene
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(BadSetting, match="the list of images is empty"):
+        as_scene([])
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (8, 8), (2, 4, 3, 8, 8)])
+def test_what_is_not_a_batch_of_images_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadSetting, match=r"\(batch, 3, height, width\), but got"):
+        as_scene(noise(*shape))
