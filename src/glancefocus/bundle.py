@@ -67,6 +67,8 @@ class Bundle:
             raise BadBundle(
                 f"there must be {settings.looks} thresholds, one for each look, not {len(self.thresholds)}."
             )
+        if len(self.costs.classifier_macs) != settings.looks or set(self.costs.focus_encoder_macs) != set(settings.patch_px):
+            raise BadBundle("the table of costs was counted for another network than this one.")
         self.net.eval()
 
     @property
@@ -180,26 +182,34 @@ class Bundle:
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
-        folder = Path(folder)
+        folder = Path(folder).absolute()
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
+        try:
+            return self._replace(folder)
+        except OSError as error:
+            raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
+
+    def _replace(self, folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        replaced = aside.with_name(f"{aside.name}.old")
         try:
             aside.chmod(0o755)
             safetensors.torch.save_file(self._tensors(), aside / WEIGHTS_FILE)
-            (aside / SETTINGS_FILE).write_text(json.dumps(self._plain(), indent=1, allow_nan=False) + "\n")
-            (aside / CARD_FILE).write_text(model_card(self.settings, self.classes, self.costs, self.notes, self.curve))
-            replaced = None
+            plain = json.dumps(self._plain(), indent=1, allow_nan=False) + "\n"
+            (aside / SETTINGS_FILE).write_text(plain, encoding="utf-8")
+            card = model_card(self.settings, self.classes, self.costs, self.notes, self.curve)
+            (aside / CARD_FILE).write_text(card, encoding="utf-8")
             if folder.exists():
-                replaced = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent)) / "bundle"
                 folder.rename(replaced)
             aside.rename(folder)
-            if replaced is not None:
-                shutil.rmtree(replaced.parent)
         except BaseException:
+            if replaced.exists() and not folder.exists():
+                replaced.rename(folder)
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        shutil.rmtree(replaced, ignore_errors=True)
         return folder
 
     def _plain(self) -> dict[str, Any]:
@@ -241,20 +251,14 @@ class Bundle:
         if settings.shared_encoder:
             shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
             tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
-        net = build(settings)
         try:
+            net = build(settings)
             load_exactly(net, tensors, "network", str(weights))
+        except BadSetting as error:
+            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        thresholds = plain.get("thresholds")
-        return Bundle(
-            net=net,
-            classes=tuple(str(name) for name in plain.get("classes", ())),
-            thresholds=None if thresholds is None else tuple(float(t) for t in thresholds),
-            curve=list(plain.get("curve", [])),
-            notes=dict(plain.get("notes", {})),
-            costs=costs,
-        )
+        return Bundle(net=net, costs=costs, **_told_beside_the_network(plain, folder / SETTINGS_FILE))
 
 
 def load(
@@ -292,11 +296,11 @@ def _from_official(path: Path, model: str | None, patch_px: int | None, looks: i
         curve=official.curve,
         notes={"source": "a checkpoint of the paper"},
     )
-    bundle.thresholds = _default_thresholds(official.curve)
+    bundle.thresholds = best_thresholds(official.curve)
     return bundle
 
 
-def _default_thresholds(curve: list[dict[str, Any]]) -> tuple[float, ...] | None:
+def best_thresholds(curve: list[dict[str, Any]]) -> tuple[float, ...] | None:
     """The cheapest point within a tenth of a percentage point of the best; without accuracies the middle one."""
     if not curve:
         return None
@@ -328,17 +332,32 @@ def _as_list(pictures: Picture | Sequence[Picture]) -> list[Picture]:
     return list(pictures)
 
 
+def _told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Classes, thresholds, curve and notes out of the settings file, whose values may be of any kind."""
+    classes, thresholds = plain.get("classes"), plain.get("thresholds")
+    curve, notes = plain.get("curve", []), plain.get("notes", {})
+    numbers = thresholds is None or (isinstance(thresholds, list) and all(isinstance(t, (int, float)) for t in thresholds))
+    if not isinstance(classes, list) or not numbers or not isinstance(curve, list) or not isinstance(notes, dict):
+        raise BadBundle(f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be.")
+    return {
+        "classes": tuple(str(name) for name in classes),
+        "thresholds": None if thresholds is None else tuple(float(t) for t in thresholds),
+        "curve": curve,
+        "notes": notes,
+    }
+
+
 def _read_settings(folder: Path) -> dict[str, Any]:
     file = folder / SETTINGS_FILE
     if not folder.is_dir():
         raise BadBundle(f"there is no bundle at {folder}. Name a folder written by training or by `gf import`.")
-    if not file.exists():
+    if not file.is_file():
         raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.")
     if file.stat().st_size > MAX_SETTINGS_BYTES:
         raise BadBundle(f"{file} is too large to be the settings of a bundle.")
     try:
-        plain = json.loads(file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise BadBundle(f"{file} is damaged: {error}. Copy or export the bundle again.") from None
     if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
         raise BadBundle(f"{file} is not the settings of a bundle.")

@@ -99,6 +99,8 @@ class NetworkSettings:
             raise BadSetting(
                 f"a glance of {self.glance_px} px and patches of {list(self.patch_px)} px: each must be at least 8 px."
             )
+        if self.classifier_units < 1:
+            raise BadSetting(f"classifier_units must be at least 1, but got {self.classifier_units}.")
         if self.classifier == "cascaded" and self.first_answer == "classifier":
             raise BadSetting(
                 "a cascaded classifier has no layer for the glance: its first_answer is 'own_head', not 'classifier'."
@@ -151,9 +153,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         (inner,) = [a for a in typing.get_args(hint) if a is not type(None)]
         return _convert(inner, value, where)
     if origin is tuple:
-        inner = typing.get_args(hint)[0]
+        inner, *others = typing.get_args(hint)
         if not isinstance(value, (list, tuple)):
             raise BadSetting(f"{where} must be a list, but got {value!r}.")
+        if others != [...] and len(value) != 1 + len(others):
+            raise BadSetting(f"{where} must be a list of {1 + len(others)} values, but got {value!r}.")
         return tuple(_convert(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):

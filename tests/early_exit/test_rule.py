@@ -22,7 +22,8 @@ def test_an_image_exactly_at_the_threshold_stays(look_with: Callable[..., Look])
     look = look_with([0.5])  # both logits equal: exactly 0.5
     assert look.confidence.item() == 0.5
     assert not ExitRule([0.5, 0.0]).leaves(look).item()
-    assert ExitRule([math.nextafter(0.5, 0.0), 0.0]).leaves(look).item()
+    just_below = float(torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)))  # the float32 before it
+    assert ExitRule([just_below, 0.0]).leaves(look).item()
 
 
 def test_the_last_look_always_leaves(look_with: Callable[..., Look]) -> None:

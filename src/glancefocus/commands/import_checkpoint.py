@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from rich.markup import escape
+
 from glancefocus.bundle import load
 from glancefocus.commands.printing import output
 
@@ -34,5 +36,5 @@ def import_checkpoint(
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
     output().print(
-        f"{folder}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, {settings.classes} classes, {points}."
+        f"{escape(str(folder))}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, {settings.classes} classes, {points}."
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
@@ -56,7 +57,10 @@ def predict_files(
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs)
     names = _names(files)
     if draw is not None:
-        draw.mkdir(parents=True, exist_ok=True)
+        try:
+            draw.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadSetting(f"the folder {draw} cannot be made: {error.strerror}. Choose another one.") from None
     answers: dict[int, dict[str, Any]] = {}
     with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
         task = progress.add_task("looking", total=len(names))
@@ -134,7 +138,8 @@ def _answer(
             "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
         }
         if draw is not None and seen.picture is not None:
-            _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{Path(seen.file).stem or 'stdin'}.png")
+            stem = "stdin" if seen.file == "-" else Path(seen.file).stem
+            _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{stem}.png")
 
 
 def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, int]]:
@@ -180,8 +185,8 @@ def _print(answers: list[dict[str, Any]], topk: int) -> None:
     for answer in good:
         top = "\n".join(f"{t['label']} {t['confidence']:.3f}" for t in answer["top"]) if topk > 1 else answer["label"]
         table.add_row(
-            answer["file"],
-            top,
+            escape(answer["file"]),  # rich takes [brackets] for markup
+            escape(top),
             f"{answer['confidence']:.3f}",
             str(answer["looks"]),
             "sure" if answer["sure"] else "out of looks",

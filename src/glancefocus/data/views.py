@@ -51,6 +51,8 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
     """The same for an image that is a tensor (3, H, W): uint8, or floats in [0, 1]. One of the right size is not resized."""
     if image.dim() != 3 or image.shape[0] != 3:
         raise BadImage(f"an image must have the shape (3, height, width), but got {tuple(image.shape)}.")
+    height, width = image.shape[1:]
+    _refuse_specks(height, width)
     if image.dtype != torch.uint8 and (not image.is_floating_point() or not bool(image.isfinite().all())):
         raise BadImage(f"an image must be uint8 or finite floats in [0, 1], but got {image.dtype}.")
     if image.is_floating_point() and (float(image.min()) < -1e-3 or float(image.max()) > 1 + 1e-3):
@@ -58,12 +60,10 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
             f"an image of floats must lie in [0, 1], but this one goes from {float(image.min()):.3g} to "
             f"{float(image.max()):.3g}. Divide it by 255, or give uint8; normalising is done for you."
         )
-    height, width = image.shape[1:]
-    _refuse_specks(height, width)
     if view.fit == "whole" or (height, width) == (view.height_px, view.width_px):
         return normalise(image, view), Placement()
     new_h, new_w = _resized(height, width, view)
-    floats = image.float() / 255 if image.dtype == torch.uint8 else image
+    floats = image.float() / 255 if image.dtype == torch.uint8 else image.float()
     resized = F.interpolate(floats[None], size=(new_h, new_w), mode=view.interpolation, antialias=True)[0].clamp(0, 1)
     top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
     cropped = resized[:, top : top + crop_h, left : left + crop_w]
@@ -72,7 +72,7 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
 
 def normalise(images: Tensor, view: ViewSettings) -> Tensor:
     """(..., 3, H, W) uint8 or [0, 1] -> floats with the view's mean and deviation taken out."""
-    floats = images.float() / 255 if images.dtype == torch.uint8 else images
+    floats = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     mean = torch.tensor(view.mean, device=images.device)[:, None, None]
     std = torch.tensor(view.std, device=images.device)[:, None, None]
     return (floats - mean) / std

@@ -42,10 +42,15 @@ def create(
             torch.manual_seed(seed)
         net = build(settings, pretrained=weights == "pretrained")
     if weights is not None and weights != "pretrained":
-        encoders = {id(e): e for e in (net.glance_encoder, net.focus_encoder)}
-        for encoder in encoders.values():
-            load_backbone_weights(encoder.backbone, weights)
+        load_encoders(net, weights)
     return net
+
+
+def load_encoders(net: GlanceFocus, weights: str | Path) -> None:
+    """Weights of a backbone out of a file, for both encoders."""
+    encoders = {id(e): e for e in (net.glance_encoder, net.focus_encoder)}
+    for encoder in encoders.values():
+        load_backbone_weights(encoder.backbone, weights)
 
 
 def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:

@@ -67,6 +67,8 @@ def load_official(
     stored = content.get("flops")
     stored_looks = len(stored) if isinstance(stored, (list, tuple, Tensor)) else None
     looks = looks if looks is not None else _told(None, stored_looks, "looks", path)
+    if stored_looks is not None and looks > stored_looks:
+        raise BadCheckpoint(f"{path} was made for {stored_looks} looks, not for {looks}. Give at most {stored_looks}.")
     net = build(_settings(model, patch_px, looks, tensors_in(content["fc"])))
     source = str(path)
     load_exactly(net.glance_encoder.backbone, encoder_tensors(content[PARTS[0]]), "glance encoder", source)
@@ -89,13 +91,13 @@ def _settings(model: str, patch_px: int, looks: int, classifier: dict[str, Tenso
         raise UnknownName("model of the paper", str(model), MODELS, f"Known are {', '.join(MODELS)}.")
     if not isinstance(patch_px, int) or not 8 <= patch_px <= 4096:
         raise BadSetting(f"a patch size is a whole number of pixels from 8 to 4096, but got {patch_px!r}.")
-    last = [t for name, t in classifier.items() if name.endswith("weight") and name.startswith("fc")]
+    last = [t for name, t in classifier.items() if name.endswith("weight") and name.startswith("fc") and t.dim() == 2]
     if not last:
         raise BadCheckpoint("the checkpoint's classifier has no last layer.")
     plain = to_plain(PRESETS[MODELS[model]].settings)
     plain |= {"glance_px": patch_px, "patch_px": [patch_px], "looks": looks, "classes": int(last[0].shape[0])}
     units = classifier.get("rnn.weight_hh_l0")
-    if units is not None:
+    if units is not None and units.dim() == 2:
         plain["classifier_units"] = int(units.shape[1])
     return from_plain(NetworkSettings, plain)
 
@@ -179,18 +181,35 @@ def _curve(content: Mapping[str, Any], looks: int, stored_looks: int | None) -> 
     table = content.get("dynamic_threshold")
     if table is None or looks != stored_looks:
         return []
-    thresholds = torch.as_tensor(table, dtype=torch.float64)
+    try:
+        thresholds = torch.as_tensor(table, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadCheckpoint("the checkpoint's thresholds are not a table of numbers.") from None
     if thresholds.dim() != 2 or thresholds.shape[1] != looks or bool(thresholds.isnan().any()):
         raise BadCheckpoint(
             f"the checkpoint's thresholds have the shape {tuple(thresholds.shape)}, not (points, {looks})."
         )
-    known = content.get("budgeted_batch_classification")
-    known = known if isinstance(known, (list, tuple)) and len(known) == 2 else None
+    known = _measured(content.get("budgeted_batch_classification"), thresholds.shape[0])
     curve = []
     for index, row in enumerate(thresholds.float().tolist()):
-        lowered = [1.0 if t > 1 else float(torch.nextafter(torch.tensor(t), torch.tensor(-1.0))) for t in row]
-        point: dict[str, Any] = {"thresholds": [*lowered[:-1], 0.0]}
-        if known is not None and all(len(column) == thresholds.shape[0] for column in known):
-            point |= {"mean_macs": float(known[0][index]), "accuracy": float(known[1][index]) / 100}
+        point: dict[str, Any] = {"thresholds": [*map(_above, row[:-1]), 0.0]}
+        if known is not None:
+            point |= {"mean_macs": known[0][index], "accuracy": known[1][index] / 100}
         curve.append(point)
     return curve
+
+
+def _above(at_least: float) -> float:
+    """The threshold to be above, for one to be reached."""
+    if at_least > 1:
+        return 1.0
+    return max(0.0, float(torch.nextafter(torch.tensor(at_least), torch.tensor(-1.0))))
+
+
+def _measured(columns: Any, points: int) -> tuple[list[float], list[float]] | None:
+    """(mean multiply-adds, accuracy in percent) of each operating point; None where the file does not say them."""
+    try:
+        macs, accuracy = ([float(value) for value in column] for column in columns)
+    except (TypeError, ValueError):
+        return None
+    return (macs, accuracy) if len(macs) == len(accuracy) == points else None

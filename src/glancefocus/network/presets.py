@@ -98,13 +98,33 @@ PRESETS = {
 }
 
 
+# Beyond the paper: small enough to be trained on a laptop's processor in minutes; what the built-in world is learnt with.
+_MINI = NetworkSettings(
+    backbone="resnet18",
+    backbone_options={
+        "layers": [1, 1, 1, 1],
+        "channels": [16, 32, 64, 96],
+        "stem_type": "deep",
+        "stem_width": 8,
+        "output_stride": 16,
+    },
+    glance_px=48,
+    patch_px=(48,),
+    looks=4,
+    classifier_units=128,
+    policy=PolicySettings(units=128),
+    view=ViewSettings(fit="whole", height_px=160, width_px=160),
+)
+PRESETS["gf-mini-48"] = Preset("gf-mini-48", _MINI)
+
+
 def network_settings(
     preset: str | None = None, *, backbone: str | None = None, classes: int | None = None, **changes: Any
 ) -> NetworkSettings:
     """The settings of a preset or of any backbone, with changes.
 
-    changes  any field of NetworkSettings; patch_px may be one number; policy, view and backbone_options may be tables of names and
-             values, of which only the named ones change
+    changes  any field of NetworkSettings; patch_px may be one number; policy and view may be tables of names and values, of which
+             only the named ones change
     """
     if (preset is None) == (backbone is None):
         raise BadSetting(
@@ -130,8 +150,8 @@ def _changed(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if name == "patch_px" and isinstance(value, int):
             changed[name] = [value]
         elif name in ("policy", "view"):
-            table = value if isinstance(value, dict) else to_plain(value)
-            changed[name] = {**plain[name], **table}
+            table = to_plain(value) if isinstance(value, (PolicySettings, ViewSettings)) else value
+            changed[name] = {**plain[name], **table} if isinstance(table, dict) else table
         else:
             changed[name] = value
     if changes.get("classifier") == "cascaded" and "first_answer" not in changes:

@@ -68,9 +68,7 @@ class FixedPolicy:
 
 def label_probability(looks: list[Look], labels: Tensor) -> Tensor:
     """(T, B) probability of the true class after each look."""
-    return torch.stack(
-        [look.logits.detach().float().softmax(dim=1).gather(1, labels[:, None])[:, 0] for look in looks]
-    )
+    return torch.stack([look.logits.detach().float().softmax(dim=1).gather(1, labels[:, None])[:, 0] for look in looks])
 
 
 def accuracy_after(looks: list[Look], labels: Tensor) -> list[float]:

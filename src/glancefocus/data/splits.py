@@ -1,0 +1,193 @@
+"""Splits: what training and evaluation draw batches from. Held in memory, or read from files by worker processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from glancefocus.data.pictures import as_tensor, read_picture
+from glancefocus.data.views import normalise, view_picture
+from glancefocus.errors import BadData, BadImage
+from glancefocus.settings import ViewSettings
+from glancefocus.torchvision_whole import ensure_torchvision
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Split(Protocol):
+    """Images with labels.
+
+    labels  (N,) int64
+    boxes   (N, 4) what there is to find, as (top, left, bottom, right) in px; None where nobody knows. Never for training.
+    """
+
+    labels: Tensor
+    boxes: Tensor | None
+
+    def __len__(self) -> int: ...
+
+    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        """(images (B, 3, H, W) normalised, labels (B,)) for each list of indexes; a seed augments, None does not.
+
+        An image augmented with the same seed is the same, whoever reads it in whichever process.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """What training may change in an image without changing its label; for digits and road signs, nothing.
+
+    crop  a random part of at least this share of the area, resized to the view's size; 1 turns it off
+    flip  left and right
+    """
+
+    crop: float = 0.08
+    flip: bool = True
+
+
+@dataclass
+class MemorySplit:
+    """Images of one size, held (or mapped) as uint8 (N, 3, H, W)."""
+
+    images: Tensor
+    labels: Tensor
+    view: ViewSettings
+    flip: bool = False
+    boxes: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        for number, indexes in enumerate(order):
+            rows = torch.as_tensor(list(indexes))
+            images = normalise(self.images[rows], self.view)
+            if self.flip and seed is not None:
+                generator = torch.Generator().manual_seed(mix(seed, number))
+                flipped = torch.rand(len(rows), generator=generator) < 0.5
+                images[flipped] = images[flipped].flip(-1)
+            yield images.contiguous(memory_format=torch.channels_last), self.labels[rows]
+
+
+@dataclass
+class FileSplit:
+    """Images in files, decoded, viewed and augmented when they are needed."""
+
+    files: list[Path]
+    labels: Tensor
+    view: ViewSettings
+    augment: AugmentSettings
+    boxes: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        loader: DataLoader[Any] = DataLoader(
+            _Pictures(self, seed),
+            batch_sampler=[list(indexes) for indexes in order],
+            num_workers=workers,
+            collate_fn=_collate,
+            multiprocessing_context="spawn" if workers else None,
+            persistent_workers=False,
+        )
+        return iter(loader)
+
+    def in_memory(self, progress: Any = None) -> MemorySplit:
+        """The same images viewed once and held; only flips are left of the augmentation."""
+        first = self._viewed(0)
+        images = torch.empty(len(self), *first.shape, dtype=torch.uint8)
+        for index in range(len(self)):
+            viewed = first if index == 0 else self._viewed(index)
+            if viewed.shape != first.shape:
+                raise BadData(_uneven(viewed, first))
+            images[index] = viewed
+            if progress is not None:
+                progress(index + 1, len(self))
+        return MemorySplit(images, self.labels, self.view, self.augment.flip, self.boxes)
+
+    def _viewed(self, index: int) -> Tensor:
+        plain = ViewSettings(
+            **{**vars(self.view), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        )  # pixels stay as they are
+        image, _ = view_picture(read_picture(self.files[index]), plain)
+        return (image * 255).round().to(torch.uint8)
+
+
+class _Pictures(Dataset[Batch]):
+    """One image of a split, for the loader's workers."""
+
+    def __init__(self, split: FileSplit, seed: int | None) -> None:
+        self.split = split
+        self.seed = seed
+
+    def __getitem__(self, index: int) -> Batch:
+        split = self.split
+        try:
+            picture = read_picture(split.files[index])
+            if self.seed is None:
+                image, _ = view_picture(picture, split.view)
+            else:
+                image = _augmented(as_tensor(picture), split, mix(self.seed, index))
+        except BadImage as error:
+            raise BadData(f"{error} Remove the file, or let the check of the files skip it (--check-files).") from None
+        return image, split.labels[index]
+
+
+def _augmented(image: Tensor, split: FileSplit, seed: int) -> Tensor:
+    ensure_torchvision()
+    from torchvision.transforms import v2
+
+    view, augment = split.view, split.augment
+    size = (view.height_px, view.width_px)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if augment.crop < 1 and view.fit != "whole":
+            image = v2.RandomResizedCrop(size, scale=(augment.crop, 1.0), antialias=True)(image)
+        elif view.fit != "whole":
+            image = v2.Resize(size, antialias=True)(image)
+        if augment.flip:
+            image = v2.RandomHorizontalFlip()(image)
+    return normalise(image, view)
+
+
+def _collate(rows: list[Batch]) -> Batch:
+    first = rows[0][0]
+    for image, _ in rows:
+        if image.shape != first.shape:
+            raise BadData(_uneven(image, first))
+    images = torch.stack([image for image, _ in rows]).contiguous(memory_format=torch.channels_last)
+    return images, torch.stack([label for _, label in rows])
+
+
+def _uneven(one: Tensor, other: Tensor) -> str:
+    return (
+        f"training needs images of one size, but got {tuple(one.shape[1:])} and {tuple(other.shape[1:])} px. "
+        "Let them be cropped or stretched to one size: --fit crop or --fit stretch."
+    )
+
+
+def mix(*numbers: int) -> int:
+    """One seed out of several numbers, so that neighbours have nothing in common."""
+    mixed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        mixed = (mixed ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return mixed & 0x7FFFFFFFFFFFFFFF
+
+
+def in_order(count: int, batch_size: int) -> list[list[int]]:
+    """Every index once, in order."""
+    return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)]
+
+
+def shuffled(count: int, batch_size: int, seed: int) -> list[list[int]]:
+    """Every index at most once, in an order that the seed alone decides; an incomplete last batch is left out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    batch_size = min(batch_size, count)
+    return [order[start : start + batch_size] for start in range(0, count - batch_size + 1, batch_size)]

@@ -1,0 +1,103 @@
+"""What a network answers after every look, over a whole split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from glancefocus.adaptive import Policy, look_until_sure
+from glancefocus.data.splits import Split, in_order
+from glancefocus.early_exit.rule import every_look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.outcome import Outcome
+from glancefocus.scene import ImageBatch, top_left
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An outcome in which nobody left early, with the true labels.
+
+    where  in outcome, of all focus looks
+    """
+
+    outcome: Outcome
+    labels: Tensor
+    image_hw: tuple[int, int]
+
+    @property
+    def accuracy_per_look(self) -> list[float]:
+        right = self.outcome.answer_after == self.labels[:, None]
+        return [float(share) for share in right.float().mean(dim=0)]
+
+    def hit_rate_per_focus(self, boxes: Tensor) -> list[float]:
+        """Share of patches that hold the whole of what there is to find, among images where there is something.
+
+        boxes  (N, 4) as (top, left, bottom, right) in px; NaN where there is nothing
+        """
+        there = ~boxes.isnan().any(dim=1)
+        return [
+            float(holds(self.outcome.where[there, look], boxes[there], self.image_hw, int(px)).float().mean())
+            for look, px in enumerate(self.outcome.patch_px[0].tolist())
+        ]
+
+
+def holds(where: Tensor, boxes: Tensor, image_hw: tuple[int, int], px: int) -> Tensor:
+    """(N,) bool: the patch at `where` (N, 2) contains the whole box (N, 4)."""
+    start = top_left(where, image_hw[0], image_hw[1], px)
+    return ((boxes[:, :2] >= start) & (boxes[:, 2:] <= start + px)).all(dim=1)
+
+
+def evaluate_every_look(
+    net: GlanceFocus,
+    split: Split,
+    policy: Policy | None = None,
+    *,
+    looks: int | None = None,
+    batch_size: int = 128,
+    rows: list[int] | None = None,
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Every look at every image of a split; the network's mode is put back afterwards.
+
+    policy  who aims; None: the network's own
+    rows    only these images
+    """
+    looks = net.settings.looks if looks is None else looks
+    rows = list(range(len(split))) if rows is None else rows
+    device = next(net.parameters()).device
+    was_training = net.training
+    net.eval()
+    parts, labels, done = [], [], 0
+    image_hw = (0, 0)
+    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
+    with torch.inference_mode():
+        for images, truth in split.batches(order, None, workers):
+            image_hw = (int(images.shape[2]), int(images.shape[3]))
+            outcome = look_until_sure(net, ImageBatch(images.to(device)), every_look(looks), policy)
+            # The logits of a large split would not fit; nothing here needs them.
+            parts.append(replace(outcome, logits=outcome.logits[:, :0]))
+            labels.append(truth)
+            done += len(truth)
+            if progress is not None:
+                progress(done, len(rows))
+    net.train(was_training)
+    return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
+
+
+def backbone_accuracy(net: GlanceFocus, split: Split, batch_size: int = 64, rows: list[int] | None = None) -> float:
+    """Share of right answers of the focus encoder alone on whole images: the plain backbone."""
+    device = next(net.parameters()).device
+    encoder = net.focus_encoder
+    was_training = encoder.training
+    encoder.eval()
+    right = 0
+    rows = list(range(len(split))) if rows is None else rows
+    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
+    with torch.inference_mode():
+        for images, labels in split.batches(order):
+            logits = encoder.own_head(encoder(images.to(device)).vector)
+            right += int((logits.argmax(dim=1).cpu() == labels).sum())
+    encoder.train(was_training)
+    return right / len(rows)

@@ -1,0 +1,94 @@
+"""Initialising the encoders (paper, section 3.4 and A.3).
+
+The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
+baseline to beat. The glance encoder starts from it and is fine-tuned on glances.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glancefocus.data.splits import Split, in_order
+from glancefocus.network.encoder import Encoder
+from glancefocus.scene import shrink
+from glancefocus.settings import GlanceResize
+from glancefocus.training.settings import InitialiseSettings
+from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
+
+
+class EncoderStep(nn.Module):
+    """Cross-entropy of an encoder's own head, on whole images or on glances of them."""
+
+    def __init__(self, encoder: Encoder, glance_px: int | None, resize: GlanceResize, label_smoothing: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.glance_px = glance_px
+        self.resize: GlanceResize = resize
+        self.label_smoothing = label_smoothing
+
+    def answer(self, images: Tensor) -> Tensor:
+        if self.glance_px is not None:
+            images = shrink(images, self.glance_px, self.resize)
+        return self.encoder.own_head(self.encoder(images).vector)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        logits = self.answer(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return loss, {"accuracy": [float((logits.argmax(dim=1) == labels).float().mean())]}
+
+
+class InitialiseStage:
+    """`backbone` trains the focus encoder on whole images; `glance` trains the glance encoder, which starts as its copy."""
+
+    def __init__(self, name: str, workshop: Workshop) -> None:
+        settings: InitialiseSettings = getattr(workshop.settings, name)
+        net = workshop.net
+        self.name = name
+        self.epochs = settings.epochs
+        self.workshop = workshop
+        on_glances = name == "glance"
+        self.encoder = net.glance_encoder if on_glances else net.focus_encoder
+        train_only(net, [self.encoder])
+        step = EncoderStep(
+            self.encoder,
+            net.settings.glance_px if on_glances else None,
+            net.settings.glance_resize,
+            settings.label_smoothing,
+        )
+        optimizer = make_optimizer(
+            settings.optimizer, [{"params": list(self.encoder.parameters()), "lr": settings.lr}], settings.weight_decay
+        )
+        self.step, self.optimizer = workshop.accelerator.prepare(step, optimizer)
+
+    def begin(self) -> None:
+        if self.name == "glance" and not self.workshop.net.settings.shared_encoder:
+            self.encoder.load_state_dict(self.workshop.net.focus_encoder.state_dict())
+
+    def train_mode(self) -> None:
+        train_only(self.workshop.net, [self.encoder])
+
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
+        set_rates(self.optimizer, moment.progress)
+        loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels)
+        return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
+
+    def validate(self, split: Split) -> dict[str, Any]:
+        self.encoder.eval()
+        step = self.workshop.accelerator.unwrap_model(self.step)
+        device = self.workshop.accelerator.device
+        right = 0
+        with torch.inference_mode():
+            for images, labels in split.batches(in_order(len(split), 64), None, self.workshop.workers):
+                right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+        return {"val_accuracy": [right / len(split)]}
+
+    def finish(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass

@@ -1,0 +1,109 @@
+"""What a run tells: one JSON line an epoch, TensorBoard events where it is installed, progress for people."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Journal:
+    """Notes of a run. Only the main process has one that writes."""
+
+    def __init__(self, folder: Path, *, writes: bool, quiet: bool) -> None:
+        self.file = folder / "metrics.jsonl"
+        self.writes = writes
+        self.console = Console(stderr=True, quiet=quiet or not writes)
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._board = _tensorboard(folder / "tensorboard") if writes else None
+        self._task: Any = None
+        self._started = time.monotonic()
+
+    def rewind(self, length: int) -> None:
+        """Forget what was written after the checkpoint that a run goes on from: it will be written again."""
+        if self.writes and self.file.exists():
+            with self.file.open("r+b") as stream:
+                stream.truncate(length)
+
+    @property
+    def length(self) -> int:
+        return self.file.stat().st_size if self.file.exists() else 0
+
+    def start(self, description: str, total: int, done: int = 0) -> None:
+        self.progress.start()
+        if self._task is not None:
+            self.progress.remove_task(self._task)
+        self._task = self.progress.add_task(description, total=total, completed=done, numbers="")
+
+    def step(self, numbers: dict[str, Any], images_per_s: float) -> None:
+        if self._task is not None:
+            self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
+
+    def epoch(self, row: dict[str, Any], number: int) -> None:
+        """One line, for machines and for people."""
+        if self.writes:
+            with self.file.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+            if self._board is not None:
+                for name, value in _flat(row):
+                    self._board.add_scalar(f"{row['stage']}/{name}", value, number)
+                self._board.flush()
+        self.console.print(
+            f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
+            f"{row.get('images_per_s', 0):,.0f} img/s",
+            highlight=False,
+        )
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+        if self._board is not None:
+            self._board.close()
+
+
+def _brief(numbers: dict[str, Any]) -> str:
+    parts = []
+    for name, word in (
+        ("loss", "loss"),
+        ("reward", "reward"),
+        ("accuracy", "train"),
+        ("val_accuracy", "val"),
+        ("hit_rate", "hits"),
+    ):
+        value = numbers.get(name)
+        if isinstance(value, list):
+            parts.append(f"{word} " + "/".join(f"{100 * v:.1f}" for v in value))
+        elif value is not None:
+            parts.append(f"{word} {value:.3f}")
+    return "  ".join(parts)
+
+
+def _flat(row: dict[str, Any]) -> list[tuple[str, float]]:
+    flat: list[tuple[str, float]] = []
+    for name, value in row.items():
+        if isinstance(value, list):
+            flat += [(f"{name}/{i}", float(v)) for i, v in enumerate(value, start=1)]
+        elif isinstance(value, (int, float)):
+            flat.append((name, float(value)))
+    return flat
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,328 @@
+"""A run: a folder with its settings, in which the stages go one after another and from which a killed run goes on.
+
+Nothing random is carried from step to step: order, augmentation, aims and exploration of a step follow from the seed and the step's
+number. So a checkpoint needs no state of generators, and a resumed run repeats what a run never killed would have done.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from accelerate import Accelerator
+
+from glancefocus.bundle import Bundle, best_thresholds
+from glancefocus.data.datasets import Data, open_data
+from glancefocus.data.splits import mix, shuffled
+from glancefocus.early_exit.budget import geometric_curve
+from glancefocus.early_exit.look_table import LookTable
+from glancefocus.errors import BadRun
+from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.network.assemble import build, load_encoders
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.multiply_adds import count_costs
+from glancefocus.settings import to_plain
+from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint, write_aside
+from glancefocus.training.initialise import InitialiseStage
+from glancefocus.training.journal import Journal
+from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import Moment, Stage, Workshop
+from glancefocus.training.stage1_recognise import RecogniseStage
+from glancefocus.training.stage2_aim import AimStage
+from glancefocus.training.stage3_finetune import FinetuneStage
+from glancefocus.training.stage_joint import JointStage
+
+SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BUNDLE_FOLDER = (
+    "settings.json",
+    "last.ckpt",
+    "backbone.safetensors",
+    "bundle",
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Stopped by the user, with everything saved."""
+
+
+def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bundle:
+    """Go through all stages, or through what is left of them; returns the bundle that was written at the end."""
+    accelerator = Accelerator(mixed_precision=settings.precision)
+    main = accelerator.is_main_process
+    if main:
+        prepare_folder(folder, settings)
+    accelerator.wait_for_everyone()
+    journal = Journal(folder, writes=main, quiet=quiet)
+    try:
+        data = open_data(settings.data, settings.network.view, _tell(journal))
+        if data.bad_files:
+            journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
+            for problem in data.bad_files:
+                journal.say(f"  {problem}")
+        net = _new_network(settings)
+        if settings.network.classes != len(data.classes):
+            raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
+        net.to(accelerator.device)
+        _Training(Workshop(net, data, settings, accelerator), folder, journal).run()
+        bundle = finish_bundle(net, data, settings, folder)
+        if main:
+            bundle.save(folder / BUNDLE_FOLDER)
+        accelerator.wait_for_everyone()
+        return bundle
+    finally:
+        journal.close()
+
+
+def prepare_folder(folder: Path, settings: TrainSettings) -> None:
+    """Make the run's folder, or check that the run in it has the same settings."""
+    file = folder / SETTINGS_FILE
+    wanted = json.loads(json.dumps(to_plain(settings)))
+    if file.exists():
+        try:
+            found = json.loads(file.read_text())
+        except ValueError:
+            raise BadRun(f"{file} is damaged. Start in another folder.") from None
+        different = list(differences(found, wanted))
+        if different:
+            raise BadRun(
+                f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
+
+
+def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """`name: was X, now Y` for everything that differs between two tables."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted({*found, *wanted}):
+            yield from differences(found.get(key), wanted.get(key), f"{name}.{key}" if name else str(key))
+    elif found != wanted:
+        yield f"{name} was {found}, now {wanted}"
+
+
+def build_stage(name: str, workshop: Workshop) -> Stage:
+    """The stage of this name, ready to run."""
+    if name in ("backbone", "glance"):
+        return InitialiseStage(name, workshop)
+    stages: dict[str, Any] = {
+        "recognise": RecogniseStage,
+        "aim": AimStage,
+        "finetune": FinetuneStage,
+        "joint": JointStage,
+    }
+    stage: Stage = stages[name](workshop)
+    return stage
+
+
+class _Training:
+    """The run of one process: which step it is at, when it last saved."""
+
+    def __init__(self, workshop: Workshop, folder: Path, journal: Journal) -> None:
+        self.workshop = workshop
+        self.folder = folder
+        self.journal = journal
+        self.plan = workshop.settings.plan()
+        self.saved_at = time.monotonic()
+        self.stop = False
+
+    def run(self) -> None:
+        checkpoint = load_checkpoint(self.folder / CHECKPOINT_FILE)
+        first = 0
+        if checkpoint is not None:
+            first = int(checkpoint["stage"])
+            self.workshop.net.load_state_dict(checkpoint["net"])
+            self.journal.rewind(int(checkpoint["journal_length"]))
+            if first < len(self.plan):
+                self.journal.say(
+                    f"going on with stage {first + 1} of {len(self.plan)} ({self.plan[first]}), "
+                    f"epoch {checkpoint['epoch'] + 1}"
+                )
+        with self._signals():
+            for index in range(first, len(self.plan)):
+                self._run_stage(index, checkpoint if index == first else None)
+
+    def _run_stage(self, index: int, checkpoint: dict[str, Any] | None) -> None:
+        workshop = self.workshop
+        stage = build_stage(self.plan[index], workshop)
+        first_epoch, first_step = 0, 0
+        sums: dict[str, Any] = {}
+        if checkpoint is not None and checkpoint["optimizer"] is not None:
+            first_epoch, first_step = int(checkpoint["epoch"]), int(checkpoint["step"])
+            stage.optimizer.load_state_dict(checkpoint["optimizer"])
+            stage.load_state(checkpoint["stage_state"])
+            sums = dict(checkpoint["sums"])
+        else:
+            stage.begin()
+        for epoch in range(first_epoch, stage.epochs):
+            self._run_epoch(index, stage, epoch, first_step, sums)
+            first_step, sums = 0, {}
+        stage.finish()
+        if stage.name == "backbone":
+            self._keep_backbone()
+        workshop.accelerator.free_memory()
+        self._save(index + 1, None, 0, 0, {})
+
+    def _run_epoch(self, index: int, stage: Stage, epoch: int, first_step: int, sums: dict[str, Any]) -> None:
+        """From this step on; sums are those of the steps before it."""
+        workshop, settings = self.workshop, self.workshop.settings
+        accelerator, data = workshop.accelerator, workshop.data
+        seed = mix(settings.seed, index, epoch)
+        order = shuffled(len(data.train), settings.batch_size, seed)
+        rank, processes = accelerator.process_index, accelerator.num_processes
+        own = [batch[rank::processes] for batch in order[first_step:]]
+        stage.train_mode()
+        self.journal.start(f"{stage.name} {epoch + 1}/{stage.epochs}", len(order), first_step)
+        started, seen = time.monotonic(), 0
+        for step, (images, labels) in enumerate(data.train.batches(own, seed, workshop.workers), start=first_step):
+            step_seed = mix(seed, step, rank)
+            torch.manual_seed(step_seed)
+            moment = Moment((epoch + step / len(order)) / stage.epochs, torch.Generator().manual_seed(step_seed))
+            numbers = stage.update(images.to(accelerator.device), labels.to(accelerator.device), moment)
+            seen += len(order[step])
+            _add(sums, numbers)
+            self.journal.step(numbers, seen / (time.monotonic() - started))
+            if self._due() and step + 1 < len(order):
+                self._save(index, stage, epoch, step + 1, sums)
+        _agree(workshop.net, accelerator)
+        row = {
+            "stage": stage.name,
+            "stage_number": index + 1,
+            "epoch": epoch + 1,
+            "epochs": stage.epochs,
+            **_averages(sums, max(1, len(order))),
+            **stage.validate(data.val),
+            "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
+        }
+        if row.get("collapsed"):
+            self.journal.say(
+                "the policy has collapsed: it aims at the same place in every image. "
+                "Try another seed, aim.deviation 0.2, or more epochs of the stages before it."
+            )
+        self.journal.epoch(row, epoch + 1)
+        self._save(index, stage, epoch + 1, 0, {})
+
+    def _due(self) -> bool:
+        minutes = (time.monotonic() - self.saved_at) / 60
+        return self.stop or minutes >= self.workshop.settings.checkpoint_minutes
+
+    def _save(self, index: int, stage: Stage | None, epoch: int, step: int, sums: dict[str, Any]) -> None:
+        if self.workshop.accelerator.is_main_process:
+            content = {
+                "stage": index,
+                "epoch": epoch,
+                "step": step,
+                "net": self.workshop.net.state_dict(),
+                "optimizer": None if stage is None else stage.optimizer.state_dict(),
+                "stage_state": {} if stage is None else stage.state(),
+                "sums": sums,
+                "journal_length": self.journal.length,
+            }
+            save_checkpoint(self.folder / CHECKPOINT_FILE, content)
+        self.saved_at = time.monotonic()
+        if self.stop:
+            raise Interrupted
+
+    def _keep_backbone(self) -> None:
+        """The plain backbone is the baseline to beat: it stays in the run's folder."""
+        if self.workshop.accelerator.is_main_process:
+            tensors = {
+                n: t.detach().cpu().contiguous() for n, t in self.workshop.net.focus_encoder.state_dict().items()
+            }
+            content = safetensors.torch.save(tensors)
+            write_aside(self.folder / BACKBONE_FILE, lambda stream: stream.write(content))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and a polite kill save before they stop."""
+
+        def ask(number: int, frame: Any) -> None:
+            self.stop = True
+
+        import threading
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
+    """A bundle with thresholds chosen on the validation data by the paper's geometric rule."""
+    costs = count_costs(settings.network)
+    evaluation = evaluate_every_look(net, data.val, workers=settings.data.workers)
+    outcome = evaluation.outcome
+    table = LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, costs.macs_after_look)
+    curve = [dict(table.point(thresholds)) for thresholds in geometric_curve(table)]
+    notes: dict[str, Any] = {
+        "data": settings.data.source,
+        "validation_accuracy_per_look": [round(a, 4) for a in evaluation.accuracy_per_look],
+        "thresholds_chosen_on": "validation data",
+    }
+    return Bundle(net, data.classes, costs, best_thresholds(curve), curve, notes)
+
+
+def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
+    """The run's plain backbone, as the focus encoder of a network that is otherwise fresh; None where none was trained."""
+    file = folder / BACKBONE_FILE
+    if not file.exists():
+        return None
+    net = build(settings.network)
+    net.focus_encoder.load_state_dict(safetensors.torch.load_file(file))
+    return net
+
+
+def _new_network(settings: TrainSettings) -> GlanceFocus:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        net = build(settings.network, pretrained=settings.weights == "pretrained")
+    if settings.weights is not None and settings.weights != "pretrained":
+        load_encoders(net, settings.weights)
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _tell(journal: Journal) -> Any:
+    last = {"what": "", "at": 0.0}
+
+    def tell(what: str, done: int, total: int) -> None:
+        if journal.console.is_terminal and (time.monotonic() - last["at"] > 0.2 or done == total):  # type: ignore[operator]
+            last.update(what=what, at=time.monotonic())
+            journal.console.print(f"{what} {done}/{total}", end="\r" if done < total else "\n", highlight=False)
+
+    return tell
+
+
+def _add(sums: dict[str, Any], numbers: dict[str, Any]) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, list):
+            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0] * len(value)), value, strict=True)]
+        else:
+            sums[name] = sums.get(name, 0.0) + value
+
+
+def _averages(sums: dict[str, Any], count: int) -> dict[str, Any]:
+    return {n: [v / count for v in value] if isinstance(value, list) else value / count for n, value in sums.items()}
+
+
+def _agree(net: GlanceFocus, accelerator: Accelerator) -> None:
+    """Several processes count their own batch statistics; from here on all have those of the first."""
+    if accelerator.num_processes > 1:
+        for buffer in net.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+
+def threads_per_process(processes: int) -> int:
+    """Cores divided among processes, at least one each."""
+    return max(1, (os.cpu_count() or 1) // processes)

@@ -1,0 +1,144 @@
+"""What all stages share: the workshop that they work in, the moment that an update happens at, one step of an optimiser."""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from glancefocus.data.datasets import Data
+from glancefocus.data.splits import Split
+from glancefocus.errors import BadRun
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.training.settings import TrainSettings
+
+
+@dataclass
+class Workshop:
+    """What every stage works with."""
+
+    net: GlanceFocus
+    data: Data
+    settings: TrainSettings
+    accelerator: Accelerator
+
+    @property
+    def workers(self) -> int:
+        return self.settings.data.workers
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When an update happens, and its own randomness: both follow from the step's number, so a resumed run repeats them.
+
+    progress   in [0, 1) along the stage
+    generator  on the CPU, seeded anew for every update
+    """
+
+    progress: float
+    generator: torch.Generator
+
+
+class Stage(Protocol):
+    """One stage of training. `best` is kept across restarts with the rest of its state."""
+
+    name: str
+    epochs: int
+    optimizer: Any
+
+    def begin(self) -> None:
+        """Once, before the first update of a stage that is not resumed."""
+        ...
+
+    def train_mode(self) -> None:
+        """Before each epoch: what is trained goes into training mode, what is frozen into evaluation mode."""
+        ...
+
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
+        """Learn from one batch; returns numbers to show."""
+        ...
+
+    def validate(self, split: Split) -> dict[str, Any]:
+        """After each epoch, numbers to show; `val_accuracy` is a list with one entry a look."""
+        ...
+
+    def finish(self) -> None:
+        """After the last epoch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed stage needs besides the weights and the optimiser."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+def train_only(net: nn.Module, trained: Iterable[nn.Module]) -> None:
+    """Gradients for these parts, none for the rest; the network is put into the modes that go with it."""
+    net.requires_grad_(False)
+    net.eval()
+    for module in trained:
+        module.requires_grad_(True)
+        module.train()
+
+
+def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum 0.9 as in the paper, or AdamW; each group remembers the rate that it starts from."""
+    for group in groups:
+        group["initial_lr"] = group["lr"]
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=weight_decay)
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=weight_decay)
+
+
+def set_rates(optimizer: Any, progress: float) -> None:
+    """Cosine from each group's first rate to zero; progress in [0, 1]."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def descend(
+    workshop: Workshop, step: nn.Module, optimizer: Any, images: Tensor, labels: Tensor, **more: Any
+) -> tuple[float, list[dict[str, Any]]]:
+    """One update of a step module that gives (loss, numbers) for a batch; large batches are accumulated in parts."""
+    accelerator = workshop.accelerator
+    parts = min(workshop.settings.accumulation, images.shape[0])
+    optimizer.zero_grad()
+    total, numbers = 0.0, []
+    chunks = list(zip(images.chunk(parts), labels.chunk(parts), strict=True))
+    for index, (some_images, some_labels) in enumerate(chunks):
+        share = some_images.shape[0] / images.shape[0]
+        with _sync(step, index == len(chunks) - 1):
+            with accelerator.autocast():
+                loss, facts = step(some_images, some_labels, **more)
+            accelerator.backward(loss * share)
+        total += float(loss.detach()) * share
+        numbers.append(facts)
+    if not math.isfinite(total):
+        raise BadRun(
+            f"the loss became {total}: the learning rate is too high for this data. The last good checkpoint is kept. "
+            "Lower the rate and start again in another folder."
+        )
+    optimizer.step()
+    return total, numbers
+
+
+@contextlib.contextmanager
+def _sync(step: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients travel between processes only with the last part of a batch."""
+    no_sync = getattr(step, "no_sync", None)
+    if last or no_sync is None:
+        yield
+    else:
+        with no_sync():
+            yield
+
+
+def mean_of(numbers: list[dict[str, Any]], name: str) -> list[float]:
+    """A list of numbers averaged over the parts of a batch, element by element."""
+    rows = [part[name] for part in numbers]
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

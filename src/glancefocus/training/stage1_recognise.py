@@ -1,0 +1,100 @@
+"""Stage I: encoders and classifier learn to recognise from a glance and patches at random places (paper, section 3.3)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glancefocus.adaptive import Policy
+from glancefocus.data.splits import Split
+from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.look import Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import RandomPolicy
+from glancefocus.scene import ImageBatch
+from glancefocus.training.episode import accuracy_after, play
+from glancefocus.training.settings import RecogniseSettings
+from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
+
+
+def recognition_loss(net: GlanceFocus, looks: list[Look], labels: Tensor, own_head_weight: float) -> Tensor:
+    """Eq. 9: the mean over looks of the answer's cross-entropy and, weighted, of the encoder's own."""
+    answers = torch.stack([F.cross_entropy(look.logits.float(), labels) for look in looks])
+    if own_head_weight == 0:
+        return answers.mean()
+    own = torch.stack([F.cross_entropy(net.own_answer(look).float(), labels) for look in looks])
+    return (answers + own_head_weight * own).mean()
+
+
+class RecogniseStep(nn.Module):
+    """The loss of one batch, aimed by whom it is given."""
+
+    def __init__(self, net: GlanceFocus, own_head_weight: float) -> None:
+        super().__init__()
+        self.net = net
+        self.own_head_weight = own_head_weight
+
+    def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, dict[str, Any]]:
+        looks = play(self.net, ImageBatch(images), self.net.settings.looks, policy)
+        return recognition_loss(self.net, looks, labels, self.own_head_weight), {
+            "accuracy": accuracy_after(looks, labels)
+        }
+
+
+class RecogniseStage:
+    """Stage I. Stage III is the same with learnt aims, see stage3_finetune."""
+
+    name = "recognise"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+        self.settings: RecogniseSettings = getattr(workshop.settings, self.name)
+        self.epochs = self.settings.epochs
+        settings, net = self.settings, workshop.net
+        self.train_mode()
+        groups = [{"params": list(net.classifier.parameters()), "lr": settings.classifier_lr}]
+        encoders = [p for e in self._trained_encoders() for p in e.parameters()]
+        if encoders:
+            groups.append({"params": list(dict.fromkeys(encoders)), "lr": settings.encoder_lr})
+        optimizer = make_optimizer("sgd", groups, settings.weight_decay)
+        self.step, self.optimizer = workshop.accelerator.prepare(
+            RecogniseStep(net, settings.own_head_weight), optimizer
+        )
+
+    def aims(self, generator: torch.Generator) -> Policy:
+        """Who aims while learning, and while validating."""
+        return RandomPolicy(max(self.workshop.net.settings.patch_px), generator)
+
+    def begin(self) -> None:
+        pass
+
+    def train_mode(self) -> None:
+        train_only(self.workshop.net, [self.workshop.net.classifier, *self._trained_encoders()])
+
+    def _trained_encoders(self) -> list[nn.Module]:
+        net, settings = self.workshop.net, self.settings
+        if settings.freeze_encoders:
+            return []
+        return [net.focus_encoder] if settings.freeze_glance else [net.glance_encoder, net.focus_encoder]
+
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
+        set_rates(self.optimizer, moment.progress)
+        loss, numbers = descend(
+            self.workshop, self.step, self.optimizer, images, labels, policy=self.aims(moment.generator)
+        )
+        return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
+
+    def validate(self, split: Split) -> dict[str, Any]:
+        policy = self.aims(torch.Generator().manual_seed(0))
+        evaluation = evaluate_every_look(self.workshop.net, split, policy, workers=self.workshop.workers)
+        return {"val_accuracy": evaluation.accuracy_per_look}
+
+    def finish(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass

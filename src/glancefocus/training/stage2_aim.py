@@ -1,0 +1,181 @@
+"""Stage II: the policy learns where to look, by reinforcement, on the frozen network (paper, sections 3.3 and A.2)."""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glancefocus.data.splits import Split
+from glancefocus.errors import BadRun
+from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.look import Aim, Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import LearntPolicy
+from glancefocus.scene import ImageBatch
+from glancefocus.training.episode import ExploringPolicy, accuracy_after, label_probability, play
+from glancefocus.training.ppo import (
+    discounted_returns,
+    gaussian_entropy,
+    gaussian_log_prob,
+    generalised_advantages,
+    normalised,
+    ppo_loss,
+)
+from glancefocus.training.rewards import contrastive_reward, cross_entropy_reward, increment_reward
+from glancefocus.training.settings import AimSettings
+from glancefocus.training.stage import Moment, Workshop, train_only
+
+# Aims whose deviation over the images is below this on both axes are all alike: the policy looks at one place for every image.
+COLLAPSED_DEVIATION = 0.02
+
+
+class PolicyStep(nn.Module):
+    """The policy gone through again over the looks of an episode: means (L, B, 2) and values (L, B)."""
+
+    def __init__(self, policy: LearntPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, looks: list[Look]) -> tuple[Tensor, Tensor]:
+        means, values, memory = [], [], None
+        for look, following in itertools.pairwise(looks):
+            assert following.aim is not None
+            perceived = self.policy.perceive(look.map, look.px)
+            memory = self.policy.remember(perceived, look.px, following.aim.patch_px, memory)
+            means.append(self.policy.mean(memory))
+            values.append(self.policy.value(memory))
+        return torch.stack(means), torch.stack(values)
+
+
+def episode_rewards(
+    net: GlanceFocus, looks: list[Look], labels: Tensor, settings: AimSettings, generator: torch.Generator
+) -> Tensor:
+    """(L, B) what each aim of an episode was worth; for the contrastive reward random patches are looked at too."""
+    probability = label_probability(looks, labels)
+    if settings.reward == "increment":
+        return increment_reward(probability)
+    if settings.reward == "cross_entropy":
+        return cross_entropy_reward(probability)
+    at_random = []
+    for look, following in itertools.pairwise(looks):
+        assert following.aim is not None
+        draws = []
+        for _ in range(settings.monte_carlo):
+            where = torch.rand(look.count, 2, generator=generator).to(labels.device)
+            elsewhere = net.focus(look, Aim(where=where, patch_px=following.aim.patch_px))
+            draws.append(label_probability([elsewhere], labels)[0])
+        at_random.append(torch.stack(draws).mean(dim=0))
+    return contrastive_reward(probability, torch.stack(at_random))
+
+
+def improve_policy(
+    workshop: Workshop, step: nn.Module, optimizer: Any, looks: list[Look], rewards: Tensor, deviation: float
+) -> dict[str, float]:
+    """PPO on one episode: `passes` steps of the optimiser; returns numbers to show."""
+    settings = workshop.settings.aim
+    aims = [look.aim for look in looks[1:] if look.aim is not None]
+    where = torch.stack([aim.where for aim in aims])
+    old_log_prob = torch.stack([aim.log_prob for aim in aims if aim.log_prob is not None])
+    old_values = torch.stack([aim.value for aim in aims if aim.value is not None])
+    if settings.gae_lambda is not None:
+        advantages = generalised_advantages(rewards, old_values, settings.discount, settings.gae_lambda)
+        returns = advantages + old_values
+        advantages = normalised(advantages) if settings.normalise_returns else advantages
+    else:
+        returns = discounted_returns(rewards, settings.discount)
+        returns = normalised(returns) if settings.normalise_returns else returns
+        advantages = None
+    numbers = {}
+    for _ in range(settings.passes):
+        means, values = step(looks)
+        losses = ppo_loss(
+            log_prob=gaussian_log_prob(where, means.float(), deviation),
+            old_log_prob=old_log_prob,
+            values=values.float(),
+            returns=returns,
+            advantages=returns - values.detach().float() if advantages is None else advantages,
+            clip=settings.clip,
+            value_weight=settings.value_weight,
+            entropy_weight=settings.entropy_weight,
+            entropy=gaussian_entropy(deviation),
+        )
+        if not math.isfinite(float(losses.total.detach())):
+            raise BadRun(
+                "the policy's loss is not a number: its learning rate is too high. The last good checkpoint is kept. "
+                "Lower aim.lr and start again in another folder."
+            )
+        optimizer.zero_grad()
+        workshop.accelerator.backward(losses.total)
+        optimizer.step()
+        numbers = {"loss": float(losses.total.detach()), "value_loss": float(losses.value.detach())}
+    return numbers
+
+
+def deviation_at(settings: AimSettings, progress: float) -> float:
+    """The exploration's deviation at this point of the stage."""
+    if settings.deviation_end is None:
+        return settings.deviation
+    return settings.deviation + (settings.deviation_end - settings.deviation) * progress
+
+
+class AimStage:
+    """Stage II. The policy with the best last-look accuracy on the validation data is the one that is kept."""
+
+    name = "aim"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+        self.settings = workshop.settings.aim
+        self.epochs = self.settings.epochs
+        policy = workshop.net.policy
+        self.train_mode()
+        optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
+        self.step, self.optimizer = workshop.accelerator.prepare(PolicyStep(policy), optimizer)
+        self.best_accuracy = -1.0
+        self.best_policy: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        pass
+
+    def train_mode(self) -> None:
+        train_only(self.workshop.net, [self.workshop.net.policy])
+
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
+        net = self.workshop.net
+        deviation = deviation_at(self.settings, moment.progress)
+        with torch.no_grad(), self.workshop.accelerator.autocast():
+            explorer = ExploringPolicy(net.policy, deviation, moment.generator)
+            looks = play(net, ImageBatch(images), net.settings.looks, explorer)
+            rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
+        numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
+        return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
+
+    def validate(self, split: Split) -> dict[str, Any]:
+        net = self.workshop.net
+        evaluation = evaluate_every_look(net, split, workers=self.workshop.workers)
+        accuracy = evaluation.accuracy_per_look
+        if accuracy[-1] > self.best_accuracy:
+            self.best_accuracy = accuracy[-1]
+            self.best_policy = {name: t.detach().clone() for name, t in net.policy.state_dict().items()}
+        deviation = evaluation.outcome.where[:, 0].std(dim=0, unbiased=False)
+        numbers: dict[str, Any] = {
+            "val_accuracy": accuracy,
+            "aim_deviation": [float(d) for d in deviation],
+            "collapsed": bool((deviation < COLLAPSED_DEVIATION).all()) and len(split) > 1,
+        }
+        if split.boxes is not None:
+            numbers["hit_rate"] = evaluation.hit_rate_per_focus(split.boxes)
+        return numbers
+
+    def finish(self) -> None:
+        if self.best_policy:
+            self.workshop.net.policy.load_state_dict(self.best_policy)
+
+    def state(self) -> dict[str, Any]:
+        return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best_accuracy = float(state["best_accuracy"])
+        self.best_policy = dict(state["best_policy"])

@@ -1,0 +1,16 @@
+"""Stage III: encoders and classifier go on learning with the learnt aims, which stay as they are (paper, section 3.3)."""
+
+import torch
+
+from glancefocus.adaptive import Policy
+from glancefocus.training.episode import FixedPolicy
+from glancefocus.training.stage1_recognise import RecogniseStage
+
+
+class FinetuneStage(RecogniseStage):
+    """Stage I with other aims and its own settings."""
+
+    name = "finetune"
+
+    def aims(self, generator: torch.Generator) -> Policy:
+        return FixedPolicy(self.workshop.net.policy)

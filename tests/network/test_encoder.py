@@ -1,0 +1,128 @@
+"""The contract of encoders, kept by backbones of every family: a square map to aim by, a vector to answer by."""
+
+import pytest
+import torch
+
+import glancefocus as gf
+from glancefocus.bundle import Bundle
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.encoder import Encoder, build_backbone
+from glancefocus.network.multiply_adds import count_costs
+
+# timm's name -> channels and side of the map at 64 px, features of the vector.
+BACKBONES = {
+    "resnet18": (512, 2, 512),
+    "test_resnet": (96, 2, 96),
+    "densenet121": (1024, 2, 1024),
+    "regnety_002": (368, 2, 368),
+    "mobilenetv3_small_050": (288, 2, 1024),  # its vector comes after its conv_head
+    "efficientnet_b0": (1280, 2, 1280),
+    "test_efficientnet": (256, 2, 256),
+    "tf_efficientnet_lite0": (1280, 2, 1280),
+    "convnext_atto": (320, 2, 320),
+    "deit_tiny_patch16_224": (192, 4, 192),
+    "test_vit": (64, 4, 64),
+}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_any_backbone_works_from_glance_to_answer(backbone: str) -> None:
+    channels, side, features = BACKBONES[backbone]
+    view = {"height_px": 96, "width_px": 96}
+    small = {"units": 16, "conv_channels": 4, "linear_units": 32}
+    net = gf.create(
+        backbone=backbone,
+        classes=3,
+        glance_px=64,
+        patch_px=64,
+        looks=2,
+        view=view,
+        policy=small,
+        classifier_units=16,
+        seed=0,
+    )
+    images = torch.randn(2, 3, 96, 80, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        glance = net.glance(images)
+        aim = net.policy.aim(glance)
+        focus = net.focus(glance, aim)
+    assert glance.logits.shape == focus.logits.shape == (2, 3)
+    assert glance.map.shape == focus.map.shape == (2, channels, side, side)
+    assert glance.vector.shape == focus.vector.shape == (2, features)
+    assert aim.where.shape == (2, 2)
+    assert bool(((aim.where >= 0) & (aim.where <= 1)).all())
+    assert (glance.number, focus.number) == (1, 2)
+    bundle = Bundle(net, ("cat", "dog", "eel"), count_costs(net.settings))
+    outcome = bundle.predict(torch.rand(2, 3, 100, 130, generator=torch.Generator().manual_seed(1)))
+    assert set(outcome.label) <= {"cat", "dog", "eel"}
+    assert outcome.cost_macs.tolist() == [bundle.costs.macs_after_look[1]] * 2
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_own_head_on_the_vector_answers_as_the_backbone_itself(backbone: str) -> None:
+    encoder = Encoder(build_backbone(backbone, 7)).eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            encoder.own_head(encoder(images).vector), encoder.backbone(images), rtol=0, atol=1e-5
+        )
+
+
+def test_tokens_go_back_to_where_they_came_from() -> None:
+    encoder = Encoder(build_backbone("test_vit", 2)).eval()
+    image = torch.zeros(1, 3, 64, 96)
+    with torch.no_grad():
+        tokens = encoder.backbone.forward_features(image)
+        map_ = encoder(image).map
+    prefix = encoder.backbone.num_prefix_tokens
+    assert map_.shape == (1, 64, 4, 6)
+    # Row 2, column 5 of the map is token 2 x 6 + 5.
+    assert torch.equal(map_[0, :, 2, 5], tokens[0, prefix + 17])
+
+
+def test_both_encoders_have_their_own_weights_unless_they_are_shared() -> None:
+    own = gf.create(backbone="test_resnet", classes=2)
+    assert own.glance_encoder is not own.focus_encoder
+    shared = gf.create(backbone="test_resnet", classes=2, shared_encoder=True)
+    assert shared.glance_encoder is shared.focus_encoder
+
+
+def test_a_seed_repeats_the_weights_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, two = (gf.create(backbone="test_resnet", classes=2, seed=3).state_dict() for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    other = gf.create(backbone="test_resnet", classes=2, seed=4).state_dict()
+    assert not torch.equal(one["classifier.linear.weight"], other["classifier.linear.weight"])
+
+
+def test_options_go_to_the_backbone() -> None:
+    net = gf.create(backbone="resnet18", classes=2, backbone_options={"channels": [8, 16, 24, 32]}, glance_px=64)
+    assert net.glance_encoder.map_channels == 32
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("resnet81", "resnet18"), ("mobilenetv3_large_126", "_large_125")])
+def test_a_misspelt_backbone_gets_a_suggestion(wrong: str, right: str) -> None:
+    with pytest.raises(UnknownName, match=rf"no backbone named '{wrong}'. Did you mean .*{right}"):
+        gf.create(backbone=wrong)
+
+
+def test_an_option_that_the_backbone_does_not_take_is_named() -> None:
+    with pytest.raises(BadSetting, match=r"'test_resnet' does not take these options .*colour"):
+        gf.create(backbone="test_resnet", backbone_options={"colour": "red"})
+
+
+def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"'deit_tiny_patch16_224' does not take images of 60 px: .*Choose another size"):
+        gf.create(backbone="deit_tiny_patch16_224", glance_px=60)
+
+
+def test_a_backbone_of_a_fixed_size_is_refused_at_another() -> None:
+    with pytest.raises(BadSetting, match=r"'mixer_s32_224' does not take images of 96 px"):
+        gf.create(backbone="mixer_s32_224")
+
+
+def test_there_are_no_public_weights_of_mobilenetv3_125() -> None:
+    with pytest.raises(BadSetting, match="no public weights of mobilenetv3_large_125"):
+        gf.create(backbone="mobilenetv3_large_125", weights="pretrained")

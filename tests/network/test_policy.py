@@ -1,0 +1,163 @@
+"""Policies aim inside the image, alike for a row alone and in a batch, and repeat with a seed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from glancefocus.look import Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.multiply_adds import count_costs, count_macs
+from glancefocus.network.policy import CentreCornerPolicy, LearntPolicy, RandomPolicy
+from glancefocus.network.presets import network_settings
+from glancefocus.settings import PolicySettings
+
+
+def test_the_conv_head_is_conv_relu_linear_relu() -> None:
+    policy = LearntPolicy(PolicySettings("conv", conv_channels=5, conv_kernel=3, units=6), 7, {96: 3}, (96,))
+    map_ = torch.randn(2, 7, 3, 3)
+    by_hand = nn.Sequential(policy.conv, nn.ReLU(), nn.Flatten(), policy.linears[0], nn.ReLU())
+    torch.testing.assert_close(policy.perceive(map_, 96), by_hand(map_), rtol=0, atol=1e-6)
+    assert tuple(policy.conv.weight.shape) == (5, 7, 3, 3)
+    assert "conv.bias" not in policy.state_dict()
+    assert tuple(policy.linears[0].weight.shape) == (6, 5 * 9)
+
+
+def test_the_linear_head_is_two_linear_layers_on_the_flattened_map() -> None:
+    policy = LearntPolicy(PolicySettings("linear", linear_units=11, units=6), 7, {96: 3}, (96,))
+    map_ = torch.randn(2, 7, 3, 3)
+    hidden = policy.linears[0](map_.flatten(1)).relu()
+    torch.testing.assert_close(policy.perceive(map_, 96), policy.linears[2](hidden).relu(), rtol=0, atol=1e-6)
+    assert tuple(policy.linears[0].weight.shape) == (11, 63)
+
+
+def test_the_policys_memory_is_a_gru_over_the_looks(look_with: Callable[..., Look]) -> None:
+    policy = LearntPolicy(PolicySettings(units=6, conv_channels=2), 4, {8: 1}, (8,))
+    gru = nn.GRU(6, 6)
+    gru.load_state_dict({f"{name}_l0": tensor for name, tensor in policy.gru.state_dict().items()})
+    maps = torch.randn(4, 3, 4, 1, 1)
+    expected, _ = gru(torch.stack([policy.perceive(map_, 8) for map_ in maps]))
+    memory = None
+    for step, map_ in enumerate(maps):
+        aim = policy.aim(replace(look_with([0.5] * 3), map=map_, policy_memory=memory))
+        memory = aim.memory
+        torch.testing.assert_close(memory, expected[step], rtol=0, atol=1e-6)
+        torch.testing.assert_close(aim.where, policy.actor(expected[step]).sigmoid(), rtol=0, atol=1e-6)
+        assert aim.value is not None
+        torch.testing.assert_close(aim.value, policy.critic(expected[step])[:, 0], rtol=0, atol=1e-6)
+
+
+# The paper's table of architectures of pi for ResNet-50 at 96 px: settings, millions of multiply-adds a look.
+ARCHITECTURES: dict[str, tuple[dict[str, Any], float]] = {
+    "fully connected, 1024 units": ({"head": "linear", "units": 1024}, 46.1),
+    "fully connected, 512 units": ({"head": "linear", "units": 512}, 40.4),
+    "fully connected, 256 units": ({"head": "linear", "units": 256}, 38.7),
+    "3x3 conv to 32, 256 units": ({"head": "conv", "conv_kernel": 3, "conv_channels": 32, "units": 256}, 5.8),
+    "1x1 conv to 64, 256 units": ({"head": "conv", "conv_channels": 64, "units": 256}, 1.7),
+    "1x1 conv to 32, 256 units": ({"head": "conv", "conv_channels": 32, "units": 256}, 1.1),
+    "1x1 conv to 16, 256 units": ({"head": "conv", "conv_channels": 16, "units": 256}, 0.7),
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_architecture_of_the_paper_costs_what_its_table_says(architecture: str) -> None:
+    settings, paper = ARCHITECTURES[architecture]
+    policy_settings = network_settings("gf-resnet50-96", policy=settings).policy
+    with torch.device("meta"):
+        policy = LearntPolicy(policy_settings, 2048, {96: 3}, (96,))
+        map_ = torch.empty(1, 2048, 3, 3)
+
+        def aim() -> None:
+            memory = policy.remember(policy.perceive(map_, 96), 96, 96, None)
+            policy.mean(memory)
+            policy.value(memory)
+
+        macs = count_macs(aim)
+    assert macs / 1e6 == pytest.approx(paper, rel=0.05)
+
+
+def test_the_policys_cost_by_closed_form() -> None:
+    # 1x1 conv of 2048 channels to 32 on a 3x3 map, linear 288 to 256, GRU 256 to 256 (three gates, both sides), actor and critic.
+    expected = 2048 * 32 * 9 + 288 * 256 + 2 * 3 * 256 * 256 + 256 * 3
+    assert count_costs(network_settings("gf-resnet50-96", policy={"head": "conv", "units": 256})).policy_macs == expected
+
+
+def test_the_random_policy_repeats_with_a_seed(look_with: Callable[..., Look]) -> None:
+    look = look_with([0.5] * 1000)
+    one, two = (RandomPolicy(8, torch.Generator().manual_seed(7)) for _ in range(2))
+    first = one.aim(look).where
+    assert torch.equal(first, two.aim(look).where)
+    assert not torch.equal(first, one.aim(look).where)  # it goes on, it does not start again
+    assert first.shape == (1000, 2)
+    assert 0 <= float(first.min()) < 0.02
+    assert 0.98 < float(first.max()) <= 1
+    assert one.aim(look).patch_px == 8
+
+
+def test_the_centre_comes_first_then_the_corners_then_round_again(look_with: Callable[..., Look]) -> None:
+    policy = CentreCornerPolicy(8)
+    places = [tuple(policy.aim(look_with([0.5, 0.5], number=n)).where[1].tolist()) for n in range(1, 7)]
+    assert places == [(0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.5)]
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+def test_rows_of_different_patch_sizes_in_one_batch_are_what_each_row_is_alone(
+    head: str, small_net: Callable[..., GlanceFocus]
+) -> None:
+    policy = {"head": head, "units": 16, "conv_channels": 4, "conv_kernel": 3, "linear_units": 24}
+    net = small_net(patch_px=(32, 48, 64), looks=4, policy=policy, view={"height_px": 80, "width_px": 72})
+    images = torch.randn(5, 3, 80, 72, generator=torch.Generator().manual_seed(0))
+    sizes = [torch.tensor([48, 32, 64, 32, 48]), torch.tensor([32, 32, 48, 64, 64]), torch.tensor([32, 48, 32, 48, 32])]
+
+    def looks_at(rows: list[int]) -> list[Look]:
+        look = net.glance(images[rows])
+        looks = []
+        for size in sizes:
+            look = net.focus(look, net.policy.aim(look, size[rows]))
+            looks.append(look)
+        return looks
+
+    with torch.no_grad():
+        together = looks_at([0, 1, 2, 3, 4])
+        for row in range(5):
+            for batch, alone in zip(together, looks_at([row]), strict=True):
+                torch.testing.assert_close(batch.logits[row], alone.logits[0], rtol=0, atol=1e-5)
+                torch.testing.assert_close(batch.vector[row], alone.vector[0], rtol=0, atol=1e-5)
+                assert batch.aim is not None
+                assert alone.aim is not None
+                torch.testing.assert_close(batch.aim.where[row], alone.aim.where[0], rtol=0, atol=1e-5)
+                assert torch.as_tensor(batch.px)[row] == torch.as_tensor(alone.px)[0]
+        # Dropping the rows with the largest patches leaves maps that are padded more than they need; nothing else may change.
+        last = together[-2]
+        kept = last.keep(torch.tensor([True, True, False, False, False]))
+        aim, kept_aim = net.policy.aim(last, 32), net.policy.aim(kept, 32)
+        torch.testing.assert_close(kept_aim.where, aim.where[:2], rtol=0, atol=1e-6)
+
+
+def test_a_batch_of_one_patch_size_may_be_given_as_a_number(small_net: Callable[..., GlanceFocus]) -> None:
+    net = small_net(patch_px=(32, 48), looks=3)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        glance = net.glance(images)
+        number = net.focus(glance, net.policy.aim(glance, 48))
+        tensor = net.focus(glance, net.policy.aim(glance, torch.tensor([48, 48])))
+        torch.testing.assert_close(number.logits, tensor.logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(net.policy.aim(number).where, net.policy.aim(tensor).where, rtol=0, atol=1e-6)
+
+
+def test_a_multi_scale_policy_aims_with_the_largest_patches_unless_told(small_net: Callable[..., GlanceFocus]) -> None:
+    net = small_net(patch_px=(48, 32), looks=2)
+    with torch.no_grad():
+        assert net.policy.aim(net.glance(torch.zeros(1, 3, 64, 64))).patch_px == 48
+
+
+def test_the_size_of_the_next_patch_changes_the_aim_of_a_multi_scale_policy(
+    small_net: Callable[..., GlanceFocus],
+) -> None:
+    net = small_net(patch_px=(32, 48), looks=2)
+    with torch.no_grad():
+        glance = net.glance(torch.zeros(1, 3, 64, 64))
+        assert not torch.equal(net.policy.aim(glance, 32).where, net.policy.aim(glance, 48).where)

@@ -1,0 +1,104 @@
+"""Settings go through JSON unchanged, and whatever cannot work is refused with what was wrong."""
+
+import json
+from typing import Any
+
+import pytest
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.presets import PRESETS
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, to_plain
+
+ODD = NetworkSettings(
+    backbone="resnet18",
+    classes=7,
+    glance_px=64,
+    patch_px=(32, 48),
+    looks=2,
+    glance_resize="bilinear",
+    classifier="cascaded",
+    classifier_units=5,
+    first_answer="own_head",
+    policy=PolicySettings("linear", 8, 3, 100, 50),
+    shared_encoder=True,
+    backbone_options={"channels": [8, 16, 24, 32]},
+    view=ViewSettings("stretch", 100, 120, 0.5, "bicubic", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
+)
+
+
+@pytest.mark.parametrize("settings", [ODD, *(p.settings for p in PRESETS.values())], ids=lambda s: s.backbone)
+def test_settings_go_through_json_and_back(settings: NetworkSettings) -> None:
+    assert from_plain(NetworkSettings, json.loads(json.dumps(to_plain(settings)))) == settings
+
+
+def test_what_is_left_out_takes_its_default() -> None:
+    assert from_plain(NetworkSettings, {"backbone": "resnet50"}) == NetworkSettings("resnet50")
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    view = from_plain(ViewSettings, {"crop_pct": 1, "mean": [0, 0, 0]})
+    assert view.crop_pct == 1.0
+    assert all(isinstance(value, float) for value in (view.crop_pct, *view.mean))
+
+
+@pytest.mark.parametrize(
+    ("plain", "sentence"),
+    [
+        (None, "network must be a table of names and values, but got NoneType"),
+        ([1], "network must be a table of names and values, but got list"),
+        ({}, "network is incomplete: .*backbone"),
+        ({"backbone": 5}, "network.backbone must be of type str, but got 5"),
+        ({"backbone": "a", "classes": 2.5}, "network.classes must be of type int, but got 2.5"),
+        ({"backbone": "a", "classes": True}, "network.classes must be of type int, but got True"),
+        ({"backbone": "a", "classes": None}, "network.classes must be of type int, but got None"),
+        ({"backbone": "a", "shared_encoder": 1}, "network.shared_encoder must be of type bool, but got 1"),
+        ({"backbone": "a", "patch_px": 96}, "network.patch_px must be a list, but got 96"),
+        ({"backbone": "a", "patch_px": [96, "b"]}, r"network.patch_px\[1\] must be of type int, but got 'b'"),
+        ({"backbone": "a", "classifier": "tree"}, "network.classifier must be one of 'recurrent', 'cascaded', but got 'tree'"),
+        ({"backbone": "a", "backbone_options": [1]}, r"network.backbone_options must be a table .*, but got \[1\]"),
+        ({"backbone": "a", "policy": []}, "network.policy must be a table of names and values, but got list"),
+        ({"backbone": "a", "policy": {"units": "x"}}, "network.policy.units must be of type int, but got 'x'"),
+        ({"backbone": "a", "view": {"mean": [0.5, 0.5]}}, r"network.view.mean must be a list of 3 values, but got \[0.5, 0.5\]"),
+        ({"backbone": "a", "view": {"crop_pct": "all"}}, "network.view.crop_pct must be of type float, but got 'all'"),
+    ],
+)
+def test_plain_values_of_the_wrong_kind_are_refused(plain: Any, sentence: str) -> None:
+    with pytest.raises(BadSetting, match=sentence):
+        from_plain(NetworkSettings, plain, "network")
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownName, match="no setting in network named 'backbon'. Did you mean 'backbone'"):
+        from_plain(NetworkSettings, {"backbon": "resnet50"}, "network")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        (ViewSettings, {"height_px": 7}, "an image of 7x224 px is too small"),
+        (ViewSettings, {"width_px": 0}, "an image of 224x0 px is too small"),
+        (ViewSettings, {"crop_pct": 0.0}, r"a share in \(0, 1\], but got 0.0"),
+        (ViewSettings, {"crop_pct": 1.01}, r"a share in \(0, 1\], but got 1.01"),
+        (ViewSettings, {"std": (1.0, 0.0, 1.0)}, "std holds deviations above 0"),
+        (PolicySettings, {"conv_kernel": 2}, "needs an odd kernel, but got 2. Use 1 or 3"),
+        (PolicySettings, {"conv_kernel": -1}, "needs an odd kernel, but got -1"),
+        (PolicySettings, {"units": 0}, "the policy's units must be at least 1, but got 0"),
+        (PolicySettings, {"conv_channels": 0}, "the policy's conv_channels must be at least 1"),
+        (PolicySettings, {"linear_units": -5}, "the policy's linear_units must be at least 1, but got -5"),
+        (NetworkSettings, {"classes": 1}, "needs at least 2 classes, but got 1"),
+        (NetworkSettings, {"looks": 65}, "from 1 to 64, but got 65"),
+        (NetworkSettings, {"patch_px": (96, 96)}, r"one or several different sizes, but got \[96, 96\]"),
+        (NetworkSettings, {"glance_px": 7}, r"a glance of 7 px and patches of \[96\] px: each must be at least 8 px"),
+        (NetworkSettings, {"classifier": "cascaded"}, "has no layer for the glance: its first_answer is 'own_head'"),
+        (NetworkSettings, {"classifier_units": 0}, "classifier_units must be at least 1, but got 0"),
+        (NetworkSettings, {"patch_px": (96, 300)}, r"a patch of 300 px is larger than the image \(224 px\)"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(kind: type[Any], values: dict[str, Any], sentence: str) -> None:
+    more = {"backbone": "resnet50"} if kind is NetworkSettings else {}
+    with pytest.raises(BadSetting, match=sentence):
+        kind(**more, **values)
+
+
+def test_a_network_that_only_glances_may_name_any_patch() -> None:
+    assert NetworkSettings("resnet50", looks=1, patch_px=(300,)).looks == 1
