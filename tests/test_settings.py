@@ -54,11 +54,17 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
         ({"backbone": "a", "shared_encoder": 1}, "network.shared_encoder must be of type bool, but got 1"),
         ({"backbone": "a", "patch_px": 96}, "network.patch_px must be a list, but got 96"),
         ({"backbone": "a", "patch_px": [96, "b"]}, r"network.patch_px\[1\] must be of type int, but got 'b'"),
-        ({"backbone": "a", "classifier": "tree"}, "network.classifier must be one of 'recurrent', 'cascaded', but got 'tree'"),
+        (
+            {"backbone": "a", "classifier": "tree"},
+            "network.classifier must be one of 'recurrent', 'cascaded', but got 'tree'",
+        ),
         ({"backbone": "a", "backbone_options": [1]}, r"network.backbone_options must be a table .*, but got \[1\]"),
         ({"backbone": "a", "policy": []}, "network.policy must be a table of names and values, but got list"),
         ({"backbone": "a", "policy": {"units": "x"}}, "network.policy.units must be of type int, but got 'x'"),
-        ({"backbone": "a", "view": {"mean": [0.5, 0.5]}}, r"network.view.mean must be a list of 3 values, but got \[0.5, 0.5\]"),
+        (
+            {"backbone": "a", "view": {"mean": [0.5, 0.5]}},
+            r"network.view.mean must be a list of 3 values, but got \[0.5, 0.5\]",
+        ),
         ({"backbone": "a", "view": {"crop_pct": "all"}}, "network.view.crop_pct must be of type float, but got 'all'"),
     ],
 )

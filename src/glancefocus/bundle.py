@@ -67,7 +67,9 @@ class Bundle:
             raise BadBundle(
                 f"there must be {settings.looks} thresholds, one for each look, not {len(self.thresholds)}."
             )
-        if len(self.costs.classifier_macs) != settings.looks or set(self.costs.focus_encoder_macs) != set(settings.patch_px):
+        if len(self.costs.classifier_macs) != settings.looks or set(self.costs.focus_encoder_macs) != set(
+            settings.patch_px
+        ):
             raise BadBundle("the table of costs was counted for another network than this one.")
         self.net.eval()
 
@@ -182,15 +184,16 @@ class Bundle:
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
-        folder = Path(folder).absolute()
+        folder = Path(folder)
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            return self._replace(folder)
+            self._replace(folder.absolute())
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
+        return folder
 
-    def _replace(self, folder: Path) -> Path:
+    def _replace(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         replaced = aside.with_name(f"{aside.name}.old")
@@ -210,7 +213,6 @@ class Bundle:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
-        return folder
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -336,7 +338,9 @@ def _told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any
     """Classes, thresholds, curve and notes out of the settings file, whose values may be of any kind."""
     classes, thresholds = plain.get("classes"), plain.get("thresholds")
     curve, notes = plain.get("curve", []), plain.get("notes", {})
-    numbers = thresholds is None or (isinstance(thresholds, list) and all(isinstance(t, (int, float)) for t in thresholds))
+    numbers = thresholds is None or (
+        isinstance(thresholds, list) and all(isinstance(t, (int, float)) for t in thresholds)
+    )
     if not isinstance(classes, list) or not numbers or not isinstance(curve, list) or not isinstance(notes, dict):
         raise BadBundle(f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be.")
     return {

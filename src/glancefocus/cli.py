@@ -5,13 +5,13 @@ Nothing heavy is imported before a job needs it: `gf --help` is instant.
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.errors import GlancefocusError
+from glancefocus.errors import GlancefocusError, UnknownName
 
 app = cyclopts.App(
     name="gf",
@@ -68,7 +68,7 @@ def import_(
 @app.command
 def predict(
     bundle: Path,
-    files: list[str],
+    files: Annotated[list[str], Parameter(allow_leading_hyphen=True)],  # a lone - is standard input
     *,
     looks: int | None = None,
     thresholds: list[float] | None = None,
@@ -105,6 +105,12 @@ def predict(
     max_pixels
         Refuse pictures with more pixels than this.
     """
+    for word in files:
+        if word.startswith("-") and word != "-":
+            options = [f"--{name.replace('_', '-')}" for name in predict.__kwdefaults__ or ()]
+            raise UnknownName(
+                "option", word, options, "A file whose name begins so is named with its folder: ./-a.png."
+            )
     from glancefocus.commands.predict import predict_files
 
     return predict_files(
@@ -122,19 +128,155 @@ def predict(
 
 
 @app.command
-def demo(*, output: Path = Path("demo"), json: Json = False) -> None:
-    """Show predictions of an untrained network on built-in pictures: that everything is installed, not that it knows anything.
+def train(
+    data: str,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    preset: str | None = None,
+    backbone: str | None = None,
+    weights: str | None = None,
+    stages: list[str] | None = None,
+    rounds: int | None = None,
+    glance_px: int | None = None,
+    patch_px: int | None = None,
+    looks: int | None = None,
+    height_px: int | None = None,
+    width_px: int | None = None,
+    fit: Literal["crop", "stretch", "whole"] | None = None,
+    flip: bool | None = None,
+    crop: float | None = None,
+    in_memory: bool | None = None,
+    check_files: bool | None = None,
+    max_bad_files: int | None = None,
+    scenes: tuple[int, int, int] | None = None,
+    batch_size: int | None = None,
+    precision: Literal["no", "bf16", "fp16"] | None = None,
+    accumulation: int | None = None,
+    workers: int | None = None,
+    processes: int = 1,
+    seed: int | None = None,
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
+    json: Json = False,
+) -> None:
+    """Train on your images: initialise, then stages I to III. The same command again goes on where it was stopped.
+
+    Example: gf train photos/ --backbone tf_efficientnet_lite0 --weights pretrained --set aim.epochs=8
+
+    Parameters
+    ----------
+    data
+        A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; or the built-in world signs.
+    output
+        The run's folder; runs/NAME when left out.
+    preset
+        A network of `gf models`.
+    backbone
+        Any timm backbone instead of a preset.
+    weights
+        "pretrained" (those that timm names), or a file; left out: trained from nothing.
+    stages
+        What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas.
+    rounds
+        How often stages II and III are gone through.
+    glance_px
+        Side of the glance.
+    patch_px
+        Side of the patches.
+    looks
+        The glance and the focus looks together.
+    height_px
+        Height of the images that are looked at.
+    width_px
+        Width of the images that are looked at.
+    fit
+        How pictures are brought to that size.
+    flip
+        Mirror images at random; --no-flip where left and right matter.
+    crop
+        Train on random parts of at least this share of the area; 1 turns it off.
+    in_memory
+        View all images once and hold them in memory.
+    check_files
+        Read every file once before training, and skip bad ones.
+    max_bad_files
+        So many unreadable files are listed and skipped; one more stops.
+    scenes
+        Scenes of the built-in world for training, validation and test.
+    batch_size
+        Images an update, over all processes.
+    precision
+        Mixed precision.
+    accumulation
+        Parts in which a batch is computed, where it does not fit.
+    workers
+        Processes that read files.
+    processes
+        Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
+    seed
+        Makes the run repeatable.
+    setting
+        Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
+    """
+    if processes != 1:
+        from glancefocus.commands.train import run_in_processes
+
+        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
+        while "--processes" in words:
+            at = words.index("--processes")
+            del words[at : at + 2]
+        run_in_processes(words, processes)
+        return
+    from glancefocus.commands.train import run_training
+    from glancefocus.training.recipes import default_output, train_settings
+
+    view = {"fit": fit, "height_px": height_px, "width_px": width_px}
+    view = {name: value for name, value in view.items() if value is not None}
+    augment = {name: value for name, value in {"flip": flip, "crop": crop}.items() if value is not None}
+    settings = train_settings(
+        data,
+        preset=preset,
+        backbone=backbone,
+        network={"glance_px": glance_px, "patch_px": patch_px, "looks": looks, **({"view": view} if view else {})},
+        data={
+            "in_memory": in_memory,
+            "check_files": check_files,
+            "max_bad_files": max_bad_files,
+            "workers": workers,
+            "scenes": None if scenes is None else list(scenes),
+            **({"augment": augment} if augment else {}),
+        },
+        stages=stages,
+        changes={
+            "weights": weights,
+            "rounds": rounds,
+            "batch_size": batch_size,
+            "precision": precision,
+            "accumulation": accumulation,
+            "seed": seed,
+        },
+        assignments=setting,
+    )
+    run_training(settings, output or default_output(data), as_json=json)
+
+
+@app.command
+def demo(
+    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: int = 0, json: Json = False
+) -> None:
+    """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
 
     Example: gf demo
 
     Parameters
     ----------
     output
-        The folder to write.
+        The folder to write; a demo that was stopped goes on there.
+    seed
+        Another seed is another run.
     """
     from glancefocus.commands.demo import run_demo
 
-    run_demo(output, as_json=json)
+    run_demo(output, seed=seed, as_json=json)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -149,8 +291,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away, as `| head` does
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("gf: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        if type(stop) is KeyboardInterrupt:  # a run that saved itself has said so
+            print("gf: interrupted.", file=sys.stderr)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 

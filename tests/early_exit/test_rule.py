@@ -14,7 +14,11 @@ from glancefocus.look import Look
 def test_an_image_leaves_above_the_threshold_of_this_look(look_with: Callable[..., Look]) -> None:
     rule = ExitRule([0.9, 0.6, 0.0])
     assert rule.leaves(look_with([0.95, 0.85, 0.3])).tolist() == [True, False, False]
-    assert rule.leaves(look_with([0.95, 0.85, 0.3], number=2)).tolist() == [True, True, True]  # 0.3 is 0.7 for the other
+    assert rule.leaves(look_with([0.95, 0.85, 0.3], number=2)).tolist() == [
+        True,
+        True,
+        True,
+    ]  # 0.3 is 0.7 for the other
     assert rule.sure(look_with([0.95, 0.55], number=2)).tolist() == [True, False]
 
 

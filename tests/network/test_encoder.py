@@ -114,13 +114,23 @@ def test_an_option_that_the_backbone_does_not_take_is_named() -> None:
 
 
 def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"'deit_tiny_patch16_224' does not take images of 60 px: .*Choose another size"):
+    with pytest.raises(
+        BadSetting, match=r"'deit_tiny_patch16_224' does not take images of 60 px: .*Choose another size"
+    ):
         gf.create(backbone="deit_tiny_patch16_224", glance_px=60)
 
 
 def test_a_backbone_of_a_fixed_size_is_refused_at_another() -> None:
     with pytest.raises(BadSetting, match=r"'mixer_s32_224' does not take images of 96 px"):
         gf.create(backbone="mixer_s32_224")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights"), [("mobilenetv3_large_075", "pretrained"), ("local-dir:/nowhere", None)]
+)
+def test_weights_that_cannot_be_had_are_said(backbone: str, weights: str | None) -> None:
+    with pytest.raises(BadSetting, match=rf"description of '{backbone}' cannot be had: .* give a file of weights"):
+        gf.create(backbone=backbone, weights=weights)
 
 
 def test_there_are_no_public_weights_of_mobilenetv3_125() -> None:

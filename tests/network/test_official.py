@@ -142,9 +142,7 @@ def test_another_model_than_the_files_says_what_does_not_fit(mobilenet: dict[str
 
 
 @pytest.mark.parametrize(("field", "value"), [("patch_size", 7), ("patch_size", "96"), ("model_name", ["resnet50"])])
-def test_a_field_that_cannot_be_is_refused(
-    field: str, value: Any, mobilenet: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_field_that_cannot_be_is_refused(field: str, value: Any, mobilenet: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(BadSetting):
         load_official(saved({**mobilenet, field: value}, tmp_path / "model.pth.tar"))
 

@@ -82,7 +82,9 @@ def test_each_architecture_of_the_paper_costs_what_its_table_says(architecture: 
 def test_the_policys_cost_by_closed_form() -> None:
     # 1x1 conv of 2048 channels to 32 on a 3x3 map, linear 288 to 256, GRU 256 to 256 (three gates, both sides), actor and critic.
     expected = 2048 * 32 * 9 + 288 * 256 + 2 * 3 * 256 * 256 + 256 * 3
-    assert count_costs(network_settings("gf-resnet50-96", policy={"head": "conv", "units": 256})).policy_macs == expected
+    assert (
+        count_costs(network_settings("gf-resnet50-96", policy={"head": "conv", "units": 256})).policy_macs == expected
+    )
 
 
 def test_the_random_policy_repeats_with_a_seed(look_with: Callable[..., Look]) -> None:

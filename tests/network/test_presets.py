@@ -91,7 +91,12 @@ def test_any_backbone_takes_what_the_paper_chose_for_its_family() -> None:
     assert network_settings(backbone="mobilenetv3_small_050").classifier == "cascaded"
     assert network_settings(backbone="tf_efficientnet_lite0").looks == 4
     other = network_settings(backbone="convnext_atto", classes=3)
-    assert (other.classifier, other.policy.head, other.looks, other.glance_resize) == ("recurrent", "conv", 5, "antialias")
+    assert (other.classifier, other.policy.head, other.looks, other.glance_resize) == (
+        "recurrent",
+        "conv",
+        5,
+        "antialias",
+    )
 
 
 def test_a_cascaded_classifier_brings_its_first_answer_along() -> None:

@@ -1,9 +1,9 @@
 """Checkpoints in the format of the paper's release, with weights that are drawn anew each time from seeds.
 
-keys.json.gz has the names and shapes of the released files' tensors. The seed of each tensor is the checksum of its name, so what
-the authors' code answers with these weights could be computed once: NAME.npz holds, for the first two of `images`, the logits of the
-first 50 classes (looks, 2, 50), the largest absolute logit of each look over all classes (looks,), and where it looked
-(looks - 1, 2, 2).
+keys.json.gz has the names and shapes of the released files' tensors. The seed of each tensor is the checksum of its name,
+so what the authors' code answers with these weights could be computed once: NAME.npz holds, for the first two of `images`, the
+logits of the first 50 classes (looks, 2, 50), the largest absolute logit of each look over all classes (looks,), and where it
+looked (looks - 1, 2, 2).
 """
 
 import gzip
@@ -50,7 +50,7 @@ ANSWERED = sorted(path.stem for path in FOLDER.glob("*.npz"))
 def shapes(model: str) -> dict[str, dict[str, list[int]]]:
     """{part: {name: shape}} for the four state dicts of a released file, names without `module.`."""
     keys = json.loads(gzip.decompress((FOLDER / "keys.json.gz").read_bytes()))[model]
-    return {**{part: keys["encoder"] for part in ENCODERS}, "fc": keys["fc"], "policy": keys["policy"]}
+    return {**dict.fromkeys(ENCODERS, keys["encoder"]), "fc": keys["fc"], "policy": keys["policy"]}
 
 
 def draw(part: str, name: str, shape: list[int], variance: float) -> Tensor:
@@ -80,7 +80,11 @@ def checkpoint(model: str, *, bare: bool = False, told: bool = True) -> dict[str
     facts = MODELS[model]
     made: dict[str, Any] = {}
     if told:
-        made = {"model_name": facts.name, "patch_size": facts.patch_px, "flops": [float(i + 1) for i in range(facts.looks)]}
+        made = {
+            "model_name": facts.name,
+            "patch_size": facts.patch_px,
+            "flops": [float(i + 1) for i in range(facts.looks)],
+        }
     for part, tensors in shapes(model).items():
         prefix = "module." if part in ENCODERS and not bare else ""
         made[part] = {prefix + name: draw(part, name, shape, facts.variance) for name, shape in tensors.items()}

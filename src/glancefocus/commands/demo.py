@@ -1,44 +1,89 @@
-"""`gf demo`, until training exists: an untrained network looks at built-in pictures."""
+"""`gf demo`: the whole story on the built-in world. Train, compare, draw, report."""
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
+from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.predict import predict_files
-from glancefocus.commands.printing import output
-from glancefocus.data.signs import CLASSES, SignsSettings, make_signs
-from glancefocus.network.assemble import create
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.commands.printing import notices, output
+from glancefocus.data.datasets import open_data
+from glancefocus.data.splits import MemorySplit
+from glancefocus.errors import BadData
+from glancefocus.evaluation.comparison import Comparison, compare
+from glancefocus.evaluation.every_look import backbone_accuracy
+from glancefocus.evaluation.report import gallery_of, write_report
+from glancefocus.training.recipes import train_settings
+from glancefocus.training.run import load_backbone, train
+from glancefocus.training.settings import TrainSettings
 
 
-def run_demo(folder: Path, *, as_json: bool) -> None:
-    """Make pictures and a network with random weights, predict, draw."""
-    signs = make_signs("val", 8, SignsSettings(), seed=0, cache=None)
-    pictures = folder / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
-    files = []
-    for index, image in enumerate(signs.images):
-        file = pictures / f"{index}.png"
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
-        files.append(str(file))
-    view = {"fit": "whole", "height_px": 160, "width_px": 160}
-    net = create(backbone="test_resnet", classes=len(CLASSES), glance_px=48, patch_px=48, looks=4, view=view, seed=0)
-    bundle = Bundle(
-        net, CLASSES, count_costs(net.settings), notes={"untrained": "random weights; answers mean nothing"}
+def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
+    """Train on `signs`, measure on scenes that nothing was chosen on, print one table, write one page."""
+    started = time.monotonic()
+    settings = train_settings("signs", changes={"seed": seed})
+    bundle = train(settings, folder / "run", quiet=as_json)
+    comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
+    seconds = time.monotonic() - started
+    if as_json:
+        print(json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)}))  # noqa: T201
+        return
+    print_comparison(comparison)
+    notices().print(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.", highlight=False)
+
+
+def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
+    """Compare a finished run with what it must beat, on its test split, and write the page."""
+    data = open_data(settings.data, settings.network.view)
+    split = data.test or data.val
+    if not isinstance(split, MemorySplit):
+        raise BadData("a report with a gallery needs images held in memory. Train with --in-memory.")
+    plain = load_backbone(settings, run)
+    accuracy = None if plain is None else backbone_accuracy(plain, split)
+    comparison, evaluation = compare(bundle, split, accuracy)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    view = settings.network.view
+    write_report(
+        page,
+        title=f"glancefocus on {settings.data.source}",
+        bundle=bundle,
+        comparison=comparison,
+        evaluation=evaluation,
+        gallery=gallery_of(bundle, split, bundle.exit_rule()),
+        metrics=metrics,
+        note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that nothing was chosen on; a glance at "
+        f"{settings.network.glance_px} px, patches of {max(settings.network.patch_px)} px, up to {settings.network.looks} looks. "
+        "Thresholds were chosen on the validation images.",
     )
-    saved = bundle.save(folder / "untrained-bundle")
-    if not as_json:
-        output().print("[bold]An untrained network on built-in pictures: its answers mean nothing yet.[/bold]")
-    predict_files(
-        saved,
-        files,
-        looks=None,
-        thresholds=None,
-        budget_macs=None,
-        topk=1,
-        draw=folder / "drawings",
-        batch_size=32,
-        max_pixels=None,
-        as_json=as_json,
-    )
+    return comparison
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """One table for people."""
+    looks = len(comparison.accuracy_per_look)
+    table = Table(title="accuracy after each look (%)")
+    table.add_column("")
+    for look in range(1, looks + 1):
+        table.add_column("glance" if look == 1 else f"look {look}", justify="right")
+
+    def row(name: str, values: list[Any], scale: float = 100.0) -> None:
+        table.add_row(name, *[""] * (looks - len(values)), *(f"{scale * v:.1f}" for v in values))
+
+    row("learnt aims", comparison.accuracy_per_look)
+    row("random aims", comparison.accuracy_per_look_random_aims)
+    row("centre, then corners", comparison.accuracy_per_look_centre_corner)
+    if comparison.hit_rate_per_focus is not None:
+        row("patches holding the sign (%)", comparison.hit_rate_per_focus)
+    row("multiply-adds (millions)", comparison.macs_after_look, 1e-6)
+    console = output()
+    console.print(table)
+    if comparison.backbone_accuracy is not None:
+        ratio = comparison.mac_ratio_at_backbone_accuracy
+        console.print(
+            f"plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
+            f"{comparison.backbone_macs / 1e6:.1f}M multiply-adds; glancefocus reaches that "
+            + (f"with {ratio:.1f} times fewer" if ratio else "at no budget"),
+            highlight=False,
+        )

@@ -36,5 +36,6 @@ def import_checkpoint(
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
     output().print(
-        f"{escape(str(folder))}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, {settings.classes} classes, {points}."
+        f"{escape(str(folder))}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, "
+        f"{settings.classes} classes, {points}."
     )

@@ -53,15 +53,17 @@ def predict_files(
         raise BadSetting(f"topk must be at least 1, but got {topk}.")
     if batch_size < 1:
         raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
+    if max_pixels is not None and max_pixels < 1:
+        raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
     bundle = load(bundle_folder)
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs)
-    names = _names(files)
+    answers: dict[int, dict[str, Any]] = {}
+    names = _names(files, answers)
     if draw is not None:
         try:
             draw.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadSetting(f"the folder {draw} cannot be made: {error.strerror}. Choose another one.") from None
-    answers: dict[int, dict[str, Any]] = {}
     with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
         task = progress.add_task("looking", total=len(names))
         for batch in _batches(bundle, names, max_pixels or MAX_PIXELS, batch_size, draw is not None, answers):
@@ -79,10 +81,15 @@ def predict_files(
     return 2 if failed else 0
 
 
-def _names(files: Sequence[str]) -> list[str]:
+def _names(files: Sequence[str], answers: dict[int, dict[str, Any]]) -> list[str]:
+    """Every file, folders searched through; a folder without pictures goes into the answers as an error."""
     names: list[str] = []
     for file in files:
-        names += ["-"] if file == "-" else [str(path) for path in find_pictures([file])]
+        try:
+            names += ["-"] if file == "-" else [str(path) for path in find_pictures([file])]
+        except BadImage as error:
+            answers[len(names)] = {"file": file, "error": str(error)}
+            names.append(file)
     if names.count("-") > 1:
         raise BadSetting("standard input can be read only once, but - was given several times.")
     return names
@@ -99,6 +106,8 @@ def _batches(
     """Batches of readable files; what cannot be read goes into the answers as an error at once."""
     batch: list[tuple[int, Seen]] = []
     for index, name in enumerate(names):
+        if index in answers:
+            continue
         try:
             source = sys.stdin.buffer.read() if name == "-" else name
             picture = read_picture(source, max_pixels=max_pixels)
@@ -138,7 +147,7 @@ def _answer(
             "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
         }
         if draw is not None and seen.picture is not None:
-            stem = "stdin" if seen.file == "-" else Path(seen.file).stem
+            stem = "stdin" if seen.file == "-" else Path(seen.file).stem[:50]  # names of files have at most 255 bytes
             _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{stem}.png")
 
 
@@ -167,11 +176,14 @@ def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, in
         )
         for look in range(int(outcome.looks[row]))
     ]
+    picture = draw_looks(seen.picture, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
     aside = file.with_name(f".{file.name}")
-    draw_looks(seen.picture, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else "")).save(
-        aside, format="PNG"
-    )
-    os.replace(aside, file)
+    try:
+        picture.save(aside, format="PNG")
+        os.replace(aside, file)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise BadSetting(f"the drawing {file} cannot be written: {error.strerror or error}.") from None
 
 
 def _print(answers: list[dict[str, Any]], topk: int) -> None:

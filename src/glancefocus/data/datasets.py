@@ -84,6 +84,16 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
     return Data(splits["train"], splits["val"], classes, splits.get("test"), bad)
 
 
+def classes_of(source: str) -> tuple[str, ...]:
+    """The classes of a data set, without reading any image."""
+    if source in WORLDS:
+        return CLASSES
+    path = Path(source)
+    if not path.exists():
+        raise UnknownName("data set", source, WORLDS, "Name a folder, a CSV file or a built-in world.")
+    return (read_csv if path.is_file() else read_folder)(path, 0.5, 0)[1]
+
+
 Row = tuple[str, Path, int]  # split, file, label
 
 

@@ -94,7 +94,7 @@ _SYMBOLS: dict[str, Points] = {
 _RIM = 0.2
 _WIDTH_OF_TEXT = {1: 0.55, 2: 1.2, 3: 1.4, 4: 2.1}
 """Width over height of a text, by its number of characters."""
-_REACH_OF_TEXT = {"disc": 0.56, "octagon": 0.78, "square": 0.72, "triangle": 0.42}
+_REACH_OF_TEXT = {"disc": 0.77, "octagon": 0.78, "square": 0.72, "triangle": 0.42}
 """Distance from the centre to the corners of a text, in radii."""
 
 
@@ -162,6 +162,6 @@ def paste_face(picture: Image.Image, sign: Sign, rng: np.random.Generator) -> No
 
 def _weather(face: Image.Image, rng: np.random.Generator) -> Image.Image:
     """The face under stains and shadows about as wide as a digit."""
-    stains = Image.fromarray((255 * rng.uniform(0.5, 1.0, (8, 8))).astype(np.uint8))
+    stains = Image.fromarray((255 * rng.uniform(0.8, 1.0, (8, 8))).astype(np.uint8))
     light = stains.resize(face.size, Image.Resampling.BICUBIC)
     return ImageChops.multiply(face.convert("RGB"), Image.merge("RGB", (light, light, light)))

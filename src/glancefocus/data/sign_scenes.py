@@ -15,7 +15,7 @@ from glancefocus.errors import BadSetting
 
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 
-DRAWING_VERSION = 1
+DRAWING_VERSION = 3
 """Raise it whenever a scene would look different from before: cached scenes of another version are not used."""
 
 Box = tuple[float, float, float, float]

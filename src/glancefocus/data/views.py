@@ -12,6 +12,7 @@ from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.settings import ViewSettings
 
 MIN_SIDE_PX = 8
+_RIBBON_ASPECT = 16  # a picture this many times as long as the view, or longer, is a ribbon
 _PIL = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -38,13 +39,19 @@ def view_picture(picture: Image.Image, view: ViewSettings) -> tuple[Tensor, Plac
     """The normalised image (3, H, W) of an RGB picture, and where it lies in it."""
     width, height = picture.size
     _refuse_specks(height, width)
+    cut_top, cut_left, height, width = _middle(height, width, view)
+    if (width, height) != picture.size:
+        picture = picture.crop((cut_left, cut_top, cut_left + width, cut_top + height))
     new_h, new_w = _resized(height, width, view)
     if (new_h, new_w) != (height, width):
         picture = picture.resize((new_w, new_h), _PIL[view.interpolation])
     top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
     if (crop_h, crop_w) != (new_h, new_w):
         picture = picture.crop((left, top, left + crop_w, top + crop_h))
-    return normalise(as_tensor(picture), view), Placement(new_h / height, new_w / width, top, left)
+    scale_y, scale_x = new_h / height, new_w / width
+    return normalise(as_tensor(picture), view), Placement(
+        scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x
+    )
 
 
 def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
@@ -62,12 +69,15 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
         )
     if view.fit == "whole" or (height, width) == (view.height_px, view.width_px):
         return normalise(image, view), Placement()
+    cut_top, cut_left, height, width = _middle(height, width, view)
+    image = image[:, cut_top : cut_top + height, cut_left : cut_left + width]
     new_h, new_w = _resized(height, width, view)
     floats = image.float() / 255 if image.dtype == torch.uint8 else image.float()
     resized = F.interpolate(floats[None], size=(new_h, new_w), mode=view.interpolation, antialias=True)[0].clamp(0, 1)
     top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
     cropped = resized[:, top : top + crop_h, left : left + crop_w]
-    return normalise(cropped, view), Placement(new_h / height, new_w / width, top, left)
+    scale_y, scale_x = new_h / height, new_w / width
+    return normalise(cropped, view), Placement(scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x)
 
 
 def normalise(images: Tensor, view: ViewSettings) -> Tensor:
@@ -83,6 +93,19 @@ def _refuse_specks(height: int, width: int) -> None:
         raise ImageTooSmall(
             f"an image of {height}x{width} px shows nothing to recognise. Give one of at least {MIN_SIDE_PX}x{MIN_SIDE_PX} px."
         )
+
+
+def _middle(height: int, width: int, view: ViewSettings) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of what is resized at all: of a ribbon only the middle, for that is where the crop lies.
+
+    Resizing the whole of a picture of 8x1,000,000 px until its short side fits would take gigabytes.
+    """
+    if view.fit != "crop":
+        return 0, 0, height, width
+    aspect = max(view.height_px / view.width_px, view.width_px / view.height_px)
+    longest = int(_RIBBON_ASPECT * aspect * min(height, width))
+    kept_h, kept_w = min(height, longest), min(width, longest)
+    return (height - kept_h) // 2, (width - kept_w) // 2, kept_h, kept_w
 
 
 def _resized(height: int, width: int, view: ViewSettings) -> tuple[int, int]:

@@ -81,6 +81,13 @@ def build_backbone(
         backbone = _with_free_size(make, wanted)
     except TypeError as error:
         raise BadSetting(f"the backbone {name!r} does not take these options ({options}): {error}.") from None
+    except (OSError, RuntimeError) as error:
+        if not pretrained and ":" not in name:
+            raise
+        raise BadSetting(
+            f"the weights or the description of {name!r} cannot be had: {str(error).splitlines()[0]} "
+            "Connect to the internet, or give a file of weights."
+        ) from None
     if not hasattr(backbone, "forward_features") or not hasattr(backbone, "forward_head"):
         raise BadSetting(f"the backbone {name!r} has no feature map to aim by. Choose another one.")
     return backbone

@@ -1,0 +1,46 @@
+"""`gf train`: from words to a run, in one process or several."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from glancefocus.commands.printing import notices, output
+from glancefocus.errors import BadSetting
+from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, threads_per_process, train
+from glancefocus.training.settings import TrainSettings
+
+
+def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
+    """Train, and say what came of it and how to ask it."""
+    try:
+        bundle = train(settings, folder, quiet=as_json)
+    except Interrupted:
+        notices().print(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
+        raise
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    accuracy = bundle.notes["validation_accuracy_per_look"]
+    if as_json:
+        fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
+        print(json.dumps(fact, indent=1))  # noqa: T201
+        return
+    shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
+    output().print(
+        f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
+        f"ask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
+    )
+
+
+def run_in_processes(arguments: list[str], processes: int) -> None:
+    """The same command again, launched by torchrun in so many processes of this machine."""
+    if processes < 1:
+        raise BadSetting(f"processes must be at least 1, but got {processes}.")
+    environment: dict[str, Any] = {**os.environ}
+    environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(processes)))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([sys.executable, *launch, "-m", "glancefocus.cli", *arguments], env=environment, check=False)
+    if done.returncode:
+        sys.exit(done.returncode if done.returncode > 0 else 130)

@@ -1,0 +1,104 @@
+"""Figures as SVG text: labelled, with units, in colours that colour-blind people tell apart."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette.
+BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
+
+
+def _figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as an <svg> element, the same bytes for the same figure."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]
+
+
+def curve_figure(
+    curve: Sequence[dict[str, Any]], backbone: tuple[float, float] | None, per_look: Sequence[tuple[float, float]]
+) -> Figure:
+    """Accuracy over multiply-adds: early exit, a fixed number of looks, and the plain backbone.
+
+    backbone, per_look  (multiply-adds, accuracy)
+    """
+    figure, axes = _figure()
+    points = sorted((p["mean_macs"] / 1e6, 100 * p["accuracy"]) for p in curve)
+    axes.plot(*zip(*points, strict=True), "-o", color=BLUE, markersize=3.5, label="stops when sure")
+    axes.plot([m / 1e6 for m, _ in per_look], [100 * a for _, a in per_look], "--s", color=ORANGE, markersize=5,
+              label="fixed number of looks")  # fmt: skip
+    if backbone is not None:
+        axes.plot(backbone[0] / 1e6, 100 * backbone[1], "D", color=RED, markersize=8, label="backbone, whole image")
+        axes.axhline(100 * backbone[1], color=RED, linewidth=0.8, alpha=0.5)
+    axes.set_xscale("log")
+    axes.set_xlabel("multiply-adds per image (millions, log scale)")
+    axes.set_ylabel("accuracy (%)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="x", which="minor", labelsize=7)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def exits_figure(exits_per_look: Sequence[int], accuracy_of_exits: Sequence[float | None]) -> Figure:
+    """How many images left after each look, and how many of them were right."""
+    figure, axes = _figure(4.8)
+    total = sum(exits_per_look)
+    shares = [100 * count / total for count in exits_per_look]
+    bars = axes.bar(range(1, len(shares) + 1), shares, color=SKY, edgecolor=BLUE)
+    for bar, accuracy in zip(bars, accuracy_of_exits, strict=True):
+        text = "" if accuracy is None else f"{100 * accuracy:.0f} % right"
+        axes.annotate(text, (bar.get_x() + bar.get_width() / 2, bar.get_height()), ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(1, len(shares) + 1), ["glance", *(f"look {i}" for i in range(2, len(shares) + 1))])
+    axes.set_ylabel("images that stop here (%)")
+    axes.margins(y=0.12)
+    return figure
+
+
+def aims_figure(rows: dict[str, Sequence[float]]) -> Figure:
+    """Accuracy after each look for several ways of aiming."""
+    figure, axes = _figure(4.8)
+    styles = (("-o", BLUE), ("--s", ORANGE), (":^", GREEN))
+    for (name, values), (style, colour) in zip(rows.items(), styles, strict=False):
+        axes.plot(range(1, len(values) + 1), [100 * v for v in values], style, color=colour, label=name)
+    axes.set_xticks(range(1, max(map(len, rows.values())) + 1))
+    axes.set_xlabel("looks (the first is the glance)")
+    axes.set_ylabel("accuracy (%)")
+    axes.legend(frameon=False)
+    return figure
+
+
+def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
+    """Validation accuracy after every epoch of every stage; the stages are told apart by shading and named."""
+    figure, axes = _figure(9.6, 4.2)
+    looks = max((len(row["val_accuracy"]) for row in metrics), default=1)
+    colours = (GREY, ORANGE, GREEN, BLUE, SKY, RED)
+    for look in range(looks):
+        xs = [x for x, row in enumerate(metrics, start=1) if len(row["val_accuracy"]) > look]
+        ys = [100 * row["val_accuracy"][look] for row in metrics if len(row["val_accuracy"]) > look]
+        name = "first answer" if look == 0 else f"after look {look + 1}"
+        axes.plot(xs, ys, "o", markersize=3.5, color=colours[look % len(colours)], label=name)
+    start = 1
+    for x, row in enumerate(metrics, start=1):
+        last = x == len(metrics) or metrics[x]["stage_number"] != row["stage_number"]
+        if last:
+            axes.axvspan(start - 0.5, x + 0.5, color=GREY, alpha=0.10 if row["stage_number"] % 2 else 0.0, linewidth=0)
+            axes.text(
+                (start + x) / 2, 1.01, row["stage"], transform=axes.get_xaxis_transform(), ha="center", fontsize=8
+            )
+            start = x + 1
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation accuracy (%)")
+    axes.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,180 @@
+"""The report: one self-contained HTML page with figures, tables and a gallery of what was looked at."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from glancefocus.bundle import Bundle
+from glancefocus.data.splits import MemorySplit
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.evaluation.boxes import LookDrawn, draw_looks
+from glancefocus.evaluation.comparison import Comparison, table_of
+from glancefocus.evaluation.every_look import Evaluation
+from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
+from glancefocus.outcome import Outcome
+from glancefocus.scene import top_left
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+table { border-collapse: collapse; margin: .8rem 0; }
+td, th { padding: .25rem .8rem; border-bottom: 1px solid #eee; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; } .row > * { margin: 0; }
+svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note { color: #555; font-size: .85rem; }
+.gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
+"""
+
+
+def write_report(
+    file: Path,
+    *,
+    title: str,
+    bundle: Bundle,
+    comparison: Comparison,
+    evaluation: Evaluation,
+    gallery: Sequence[tuple[str, list[str]]],
+    metrics: Sequence[dict[str, Any]],
+    note: str = "",
+) -> None:
+    """Write the page; gallery is a list of (heading, pictures as data URLs)."""
+    macs = comparison.macs_after_look
+    backbone = (
+        None
+        if comparison.backbone_accuracy is None
+        else (float(comparison.backbone_macs), comparison.backbone_accuracy)
+    )
+    per_look = list(zip(map(float, macs), comparison.accuracy_per_look, strict=True))
+    point = chosen_point(bundle, evaluation)
+    sections = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p>{html.escape(note)}</p>" if note else "",
+        "<h2>Accuracy after each look</h2>",
+        _table(comparison),
+        '<div class="row">',
+        as_svg(curve_figure(comparison.curve, backbone, per_look)),
+        as_svg(
+            aims_figure(
+                {
+                    "learnt aims": comparison.accuracy_per_look,
+                    "random aims": comparison.accuracy_per_look_random_aims,
+                    "centre, then corners": comparison.accuracy_per_look_centre_corner,
+                }
+            )
+        ),
+        as_svg(exits_figure(point["exits_per_look"], point["accuracy_of_exits"])),
+        "</div>",
+        f'<p class="note">Stopping with the bundle\'s thresholds ({_numbers(point["thresholds"][:-1])}): '
+        f"{100 * point['accuracy']:.1f} % right for {point['mean_macs'] / 1e6:.2f}M multiply-adds on average.</p>",
+    ]
+    for heading, pictures in gallery:
+        figures = "".join(f'<figure><img src="{url}" alt="{html.escape(heading)}"></figure>' for url in pictures)
+        sections.append(f'<h2>{html.escape(heading)}</h2><div class="row gallery">{figures}</div>')
+    if metrics:
+        sections += ["<h2>Training</h2>", as_svg(training_figure(metrics))]
+    body = "\n".join(sections)
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>\n'
+    )
+    aside = file.with_name(f".{file.name}")
+    aside.write_text(page, encoding="utf-8")
+    aside.replace(file)
+
+
+def chosen_point(bundle: Bundle, evaluation: Evaluation) -> dict[str, Any]:
+    """What the bundle's own thresholds give on this evaluation, and how right those are that leave after each look."""
+    thresholds = np.asarray(bundle.thresholds or [1.0] * (bundle.settings.looks - 1) + [0.0], dtype=np.float32)
+    table = table_of(evaluation, bundle)
+    looks = table.exits(thresholds)
+    right = table.correct[np.arange(len(looks)), looks]
+    return {
+        **table.point(thresholds),
+        "accuracy_of_exits": [
+            float(right[looks == look].mean()) if (looks == look).any() else None for look in range(table.looks)
+        ],
+    }
+
+
+def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4) -> list[tuple[str, list[str]]]:
+    """Examples that were answered at the glance, and after 2, 3, ... looks; right ones first, and some that went wrong."""
+    count = min(len(split), 400)
+    images = next(iter(split.batches([list(range(count))])))[0]
+    outcome = bundle.predict_images(list(images), rule, batch_size=64)
+    right = outcome.answer.cpu() == split.labels[:count]
+    chosen: list[tuple[str, list[int]]] = []
+    for looks in range(1, bundle.settings.looks + 1):
+        rows = ((outcome.looks.cpu() == looks) & right).nonzero()[:, 0].tolist()[:each]
+        words = "answered at the glance" if looks == 1 else f"answered after {looks} looks"
+        chosen.append((words, rows))
+    chosen.append(("answered wrongly", (~right).nonzero()[:, 0].tolist()[:each]))
+    return [(heading, [_drawn(bundle, outcome, split, row) for row in rows]) for heading, rows in chosen if rows]
+
+
+def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> str:
+    picture = split.images[row]
+    truth = bundle.classes[int(split.labels[row])]
+    drawn = [
+        LookDrawn(
+            box=None if look == 0 else _box(outcome, row, look - 1, picture),
+            number=look + 1,
+            confidence=float(outcome.confidence_after[row, look]),
+            label=(label := outcome.name(int(outcome.answer_after[row, look]))),
+            right=label == truth,
+        )
+        for look in range(int(outcome.looks[row]))
+    ]
+    image = draw_looks(Image.fromarray(picture.permute(1, 2, 0).numpy()), drawn, title=f"is {truth}")
+    stream = io.BytesIO()
+    image.save(stream, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _box(outcome: Outcome, row: int, focus: int, picture: Tensor) -> tuple[int, int, int, int]:
+    px = int(outcome.patch_px[row, focus])
+    where = outcome.where[row, focus][None].cpu()
+    top, left = top_left(where, picture.shape[1], picture.shape[2], px)[0].tolist()
+    return left, top, left + px, top + px
+
+
+def _table(comparison: Comparison) -> str:
+    looks = len(comparison.accuracy_per_look)
+    head = "".join(f"<th>{'glance' if i == 0 else f'look {i + 1}'}</th>" for i in range(looks))
+    rows = [
+        ("learnt aims", comparison.accuracy_per_look),
+        ("random aims", comparison.accuracy_per_look_random_aims),
+        ("centre, then corners", comparison.accuracy_per_look_centre_corner),
+    ]
+    lines = [_line(name, [f"{100 * v:.1f} %" for v in values]) for name, values in rows]
+    if comparison.hit_rate_per_focus is not None:
+        shares = [f"{100 * v:.1f} %" for v in comparison.hit_rate_per_focus]
+        lines.append(_line("patches that hold the whole sign", ["", *shares]))
+    lines.append(_line("multiply-adds", [f"{m / 1e6:.2f}M" for m in comparison.macs_after_look]))
+    text = f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+    if comparison.backbone_accuracy is not None:
+        ratio = comparison.mac_ratio_at_backbone_accuracy
+        reached = (
+            f"its accuracy is reached with {ratio:.1f} times fewer"
+            if ratio is not None
+            else "its accuracy is not reached"
+        )
+        text += (
+            f"<p>The plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
+            f"{comparison.backbone_macs / 1e6:.1f}M multiply-adds; {reached}.</p>"
+        )
+    return text
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:.3f}" for v in values)

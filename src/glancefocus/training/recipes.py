@@ -1,0 +1,110 @@
+"""From words to settings: what a user names, what the paper chose for the family, what fits the built-in world."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from glancefocus.data.datasets import WORLDS, classes_of
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.presets import family_of, network_settings
+from glancefocus.settings import from_plain, to_plain
+from glancefocus.training.settings import STAGE_WORDS, TrainSettings, family_defaults
+
+# A small network learns the built-in world from nothing in minutes; the paper's numbers are for ImageNet and pretrained networks.
+SIGNS_RECIPE: dict[str, Any] = {
+    "rounds": 2,
+    "batch_size": 64,
+    "backbone": {"epochs": 10, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05},
+    "glance": {"epochs": 4, "lr": 1e-3, "optimizer": "adamw", "weight_decay": 0.05},
+    "recognise": {"epochs": 5, "encoder_lr": 0.01, "classifier_lr": 0.1},
+    "aim": {"epochs": 8},
+    "finetune": {"epochs": 4, "encoder_lr": 0.01, "classifier_lr": 0.02},
+}
+
+
+def train_settings(
+    source: str,
+    *,
+    preset: str | None = None,
+    backbone: str | None = None,
+    network: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    stages: list[str] | None = None,
+    changes: dict[str, Any] | None = None,
+    assignments: list[str] | None = None,
+) -> TrainSettings:
+    """The settings of a run.
+
+    network, data  changes to NetworkSettings and DataSettings
+    changes        top-level settings such as seed or batch_size; None values are passed over
+    assignments    name=value with dots, such as aim.epochs=8, which override everything else
+    """
+    data = {name: value for name, value in (data or {}).items() if value is not None}
+    network = {name: value for name, value in (network or {}).items() if value is not None}
+    world = source in WORLDS
+    if preset is None and backbone is None:
+        if not world:
+            raise BadSetting("name a --preset (see `gf models`) or a --backbone (any timm name) to train.")
+        preset = "gf-mini-48"
+    if world:
+        data["signs"] = {**_world_size(network), **data.get("signs", {})}
+        network["view"] = {"fit": "whole", **network.get("view", {})}
+        data.setdefault("workers", 0)
+    classes = classes_of(source)
+    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
+    plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
+    if preset == "gf-mini-48":
+        plain = _merged(plain, SIGNS_RECIPE)
+    plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
+    plain |= {"data": {"source": source, **data}, "network": plain_network}
+    if stages is not None:
+        plain["stages"] = _stage_names(stages)
+    for assignment in assignments or []:
+        _assign(plain, assignment)
+    return from_plain(TrainSettings, plain)
+
+
+def _world_size(network: dict[str, Any]) -> dict[str, int]:
+    """A built-in world is drawn at the size that the network is to look at."""
+    view = network.get("view", {})
+    names = {"height_px": "height", "width_px": "width"}
+    return {ours: view[name] for name, ours in names.items() if name in view}
+
+
+def _stage_names(words: list[str]) -> list[str]:
+    names: list[str] = []
+    for word in [part for text in words for part in text.split(",") if part]:
+        if word.lower() not in STAGE_WORDS:
+            raise UnknownName("stage", word, STAGE_WORDS, f"Known are {', '.join(STAGE_WORDS)}.")
+        names += STAGE_WORDS[word.lower()]
+    return names
+
+
+def _merged(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(plain)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged
+
+
+def _assign(plain: dict[str, Any], assignment: str) -> None:
+    name, equals, text = assignment.partition("=")
+    if not equals or not name:
+        raise BadSetting(f"a setting is given as name=value, such as aim.epochs=8, but got {assignment!r}.")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = {"none": None, "true": True, "false": False}.get(text.lower(), text)
+    table = plain
+    *sections, last = name.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise BadSetting(f"{name} is not a setting: {section} has no parts.")
+    table[last] = value
+
+
+def default_output(source: str) -> Path:
+    """Where a run goes when nobody says: runs/NAME."""
+    return Path("runs") / (Path(source).stem or "run")
