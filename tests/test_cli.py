@@ -88,7 +88,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert in_a_new_process(code).strip() == "[]"
 
 
-@pytest.mark.parametrize("verb", ["models", "import", "predict", "demo"])
+@pytest.mark.parametrize("verb", ["models", "import", "predict", "train", "demo"])
 def test_every_verb_explains_itself_with_an_example(verb: str, gf: Run) -> None:
     done = gf(verb, "--help")
     assert done.code == 0
@@ -368,3 +368,57 @@ def test_what_is_no_checkpoint_is_not_imported(gf: Run, tmp_path: Path) -> None:
         assert done.code == 2
         assert sentence in done.err
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.fixture
+def class_folders(tmp_path: Path) -> Path:
+    """pets/cat and pets/dog with two pictures each"""
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (40, 40), (80 * number, 0, 0)).save(tmp_path / "pets" / name / f"{number}.png")
+    return tmp_path / "pets"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "gf: name a --preset (see `gf models`) or a --backbone (any timm name) to train."),
+        (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
+        (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
+        (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
+        (("--backbone", "test_resnet", "--looks", 65), "gf: the number of looks must be from 1 to 64, but got 65."),
+        (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
+        (
+            ("--backbone", "test_resnet", "--set", "aim.lrr=1"),
+            "gf: there is no setting in settings.aim named 'lrr'. Did",
+        ),
+        (
+            ("--backbone", "test_resnet", "--processes", 0),
+            "gf: processes must be at least 1 and at most the batch size",
+        ),
+        (("--backbone", "test_resnet", "--weights", "none.pth"), "gf: there is no checkpoint at none.pth"),
+        (
+            ("--backbone", "test_resnet", "--batch-size", 1),
+            "gf: rounds and accumulation must be at least 1 and batch_size",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_said(
+    words: tuple[object, ...], sentence: str, gf: Run, class_folders: Path, tmp_path: Path
+) -> None:
+    done = gf("train", class_folders, "-o", tmp_path / "run", *words)
+    assert done.code == 2
+    assert done.out == ""
+    assert " ".join(done.err.split()).startswith(sentence)
+
+
+def test_data_that_is_nothing_gets_a_suggestion_or_a_sentence(gf: Run, tmp_path: Path) -> None:
+    done = gf("train", "sings", "--backbone", "test_resnet", "-o", tmp_path / "run")
+    assert done.code == 2
+    assert done.err.startswith("gf: there is no data set named 'sings'. Did you mean 'signs'?")
+    (tmp_path / "empty").mkdir()
+    done = gf("train", tmp_path / "empty", "--backbone", "test_resnet", "-o", tmp_path / "run")
+    assert done.code == 2
+    assert "has no class folders" in done.err
+    assert not (tmp_path / "run").exists()

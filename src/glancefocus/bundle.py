@@ -174,11 +174,16 @@ class Bundle:
             )
         if budget_macs >= spent[-1]:
             return [1.0] * (len(spent) - 1) + [0.0]
-        points = [p for p in self.curve if p.get("mean_macs") is not None and p["mean_macs"] <= budget_macs]
+        points = [p for p in self.curve if p.get("mean_macs") is not None]
         if not points:
             raise BadBudget(
-                "this bundle has no operating points to choose from for a budget. Give thresholds or a number of looks instead."
+                "this bundle has no operating points to choose from. Give thresholds or a number of looks instead."
             )
+        affordable = [p for p in points if p["mean_macs"] <= budget_macs]
+        if not affordable:
+            # Between one glance and the cheapest point nothing was measured; stopping everybody at the glance always fits.
+            return [0.0] * len(spent)
+        points = affordable
         best = max(points, key=lambda p: (p.get("accuracy") or 0.0, p["mean_macs"]))
         return list(best["thresholds"])
 

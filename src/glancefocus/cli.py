@@ -217,16 +217,7 @@ def train(
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
-    if processes != 1:
-        from glancefocus.commands.train import run_in_processes
-
-        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
-        while "--processes" in words:
-            at = words.index("--processes")
-            del words[at : at + 2]
-        run_in_processes(words, processes)
-        return
-    from glancefocus.commands.train import run_training
+    from glancefocus.commands.train import run_in_processes, run_training
     from glancefocus.training.recipes import default_output, train_settings
 
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
@@ -256,7 +247,15 @@ def train(
         },
         assignments=setting,
     )
-    run_training(settings, output or default_output(data), as_json=json)
+    folder = output or default_output(data)
+    if processes != 1:
+        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
+        while "--processes" in words:
+            at = words.index("--processes")
+            del words[at : at + 2]
+        run_in_processes(words, processes, settings, folder)
+        return
+    run_training(settings, folder, as_json=json)
 
 
 @app.command

@@ -16,7 +16,7 @@ from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run import Interrupted, load_backbone, train
 from glancefocus.training.settings import TrainSettings
 
 
@@ -24,7 +24,11 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     """Train on `signs`, measure on scenes that nothing was chosen on, print one table, write one page."""
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
-    bundle = train(settings, folder / "run", quiet=as_json)
+    try:
+        bundle = train(settings, folder / "run", quiet=as_json)
+    except Interrupted:
+        notices().print(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
+        raise
     comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
     seconds = time.monotonic() - started
     if as_json:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from glancefocus.commands.printing import notices, output
 from glancefocus.errors import BadSetting
-from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, threads_per_process, train
+from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, prepare_folder, threads_per_process, train
 from glancefocus.training.settings import TrainSettings
 
 
@@ -34,13 +35,22 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     )
 
 
-def run_in_processes(arguments: list[str], processes: int) -> None:
+def run_in_processes(arguments: list[str], processes: int, settings: TrainSettings, folder: Path) -> None:
     """The same command again, launched by torchrun in so many processes of this machine."""
-    if processes < 1:
-        raise BadSetting(f"processes must be at least 1, but got {processes}.")
+    if not 1 <= processes <= settings.batch_size:
+        raise BadSetting(
+            f"processes must be at least 1 and at most the batch size ({settings.batch_size}), but got {processes}."
+        )
+    prepare_folder(folder, settings)  # so that a mistake is said once, and not by every process
     environment: dict[str, Any] = {**os.environ}
     environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(processes)))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run([sys.executable, *launch, "-m", "glancefocus.cli", *arguments], env=environment, check=False)
+    # Ctrl-C reaches them too, and they save before they stop: wait for that.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        command = [sys.executable, *launch, "-m", "glancefocus.cli", *arguments]
+        done = subprocess.run(command, env=environment, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if done.returncode:
         sys.exit(done.returncode if done.returncode > 0 else 130)

@@ -125,7 +125,7 @@ def read_folder(path: Path, val_share: float, seed: int) -> tuple[list[Row], tup
 def read_csv(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[str, ...]]:
     """Lines of path,label or path,label,split; paths are relative to the CSV; a first line of names is passed over."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
             lines = [line for line in csv.reader(stream) if line and any(cell.strip() for cell in line)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"{path} is not a CSV of path,label: {error}.") from None

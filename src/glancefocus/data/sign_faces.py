@@ -106,9 +106,9 @@ def speed_limit(text: str) -> Face:
 def choose_distractor(rng: np.random.Generator) -> Face:
     """A red ring without digits, digits without a red ring, or another shape."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.1:
         return _RED_RINGS_WITHOUT_DIGITS[rng.integers(len(_RED_RINGS_WITHOUT_DIGITS))]
-    if kind < 0.7:
+    if kind < 0.5:
         face = _DIGITS_WITHOUT_RED_RING[rng.integers(len(_DIGITS_WITHOUT_RED_RING))]
         return replace(face, text=_DISTRACTOR_NUMBERS[rng.integers(len(_DISTRACTOR_NUMBERS))])
     return _OTHER_SHAPES[rng.integers(len(_OTHER_SHAPES))]

@@ -15,7 +15,7 @@ from glancefocus.errors import BadSetting
 
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 
-DRAWING_VERSION = 3
+DRAWING_VERSION = 4
 """Raise it whenever a scene would look different from before: cached scenes of another version are not used."""
 
 Box = tuple[float, float, float, float]
@@ -32,8 +32,8 @@ class SignsSettings:
 
     height: int = 160
     width: int = 160
-    radius_min_px: float = 9.0
-    radius_max_px: float = 13.0
+    radius_min_px: float = 10.0
+    radius_max_px: float = 14.0
     distractors_max: int = 4
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -64,12 +65,12 @@ class MemorySplit:
         return int(self.labels.shape[0])
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        for number, indexes in enumerate(order):
+        for indexes in order:
             rows = torch.as_tensor(list(indexes))
             images = normalise(self.images[rows], self.view)
             if self.flip and seed is not None:
-                generator = torch.Generator().manual_seed(mix(seed, number))
-                flipped = torch.rand(len(rows), generator=generator) < 0.5
+                # By the image's number, not by its place in the order: a resumed epoch starts in the middle of it.
+                flipped = torch.tensor([mix(seed, index) >> 32 & 1 == 1 for index in rows.tolist()])
                 images[flipped] = images[flipped].flip(-1)
             yield images.contiguous(memory_format=torch.channels_last), self.labels[rows]
 
@@ -96,7 +97,10 @@ class FileSplit:
             multiprocessing_context="spawn" if workers else None,
             persistent_workers=False,
         )
-        return iter(loader)
+        for batch in loader:
+            if isinstance(batch, str):
+                raise BadData(batch)
+            yield batch
 
     def in_memory(self, progress: Any = None) -> MemorySplit:
         """The same images viewed once and held; only flips are left of the augmentation."""
@@ -119,50 +123,55 @@ class FileSplit:
         return (image * 255).round().to(torch.uint8)
 
 
-class _Pictures(Dataset[Batch]):
-    """One image of a split, for the loader's workers."""
+class _Pictures(Dataset[Batch | str]):
+    """One image of a split, for the loader's workers; or what is wrong with it.
+
+    A mistake is handed over as its sentence: raised in a worker, it would come back with a traceback inside.
+    """
 
     def __init__(self, split: FileSplit, seed: int | None) -> None:
         self.split = split
         self.seed = seed
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch | str:
         split = self.split
         try:
             picture = read_picture(split.files[index])
             if self.seed is None:
                 image, _ = view_picture(picture, split.view)
             else:
-                image = _augmented(as_tensor(picture), split, mix(self.seed, index))
+                image = _augmented(picture, split, mix(self.seed, index))
         except BadImage as error:
-            raise BadData(f"{error} Remove the file, or let the check of the files skip it (--check-files).") from None
+            return f"{error} Remove the file, or let the check of the files skip it (--check-files)."
         return image, split.labels[index]
 
 
-def _augmented(image: Tensor, split: FileSplit, seed: int) -> Tensor:
+def _augmented(picture: Image.Image, split: FileSplit, seed: int) -> Tensor:
+    """The picture with what may be changed in it; what may not is as in evaluation."""
     ensure_torchvision()
     from torchvision.transforms import v2
 
     view, augment = split.view, split.augment
-    size = (view.height_px, view.width_px)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if augment.crop < 1 and view.fit != "whole":
-            image = v2.RandomResizedCrop(size, scale=(augment.crop, 1.0), antialias=True)(image)
-        elif view.fit != "whole":
-            image = v2.Resize(size, antialias=True)(image)
-        if augment.flip:
-            image = v2.RandomHorizontalFlip()(image)
-    return normalise(image, view)
+            crop = v2.RandomResizedCrop((view.height_px, view.width_px), scale=(augment.crop, 1.0), antialias=True)
+            image: Tensor = normalise(crop(as_tensor(picture)), view)
+        else:
+            image, _ = view_picture(picture, view)
+        return v2.RandomHorizontalFlip()(image) if augment.flip else image
 
 
-def _collate(rows: list[Batch]) -> Batch:
-    first = rows[0][0]
-    for image, _ in rows:
-        if image.shape != first.shape:
-            raise BadData(_uneven(image, first))
-    images = torch.stack([image for image, _ in rows]).contiguous(memory_format=torch.channels_last)
-    return images, torch.stack([label for _, label in rows])
+def _collate(rows: list[Batch | str]) -> Batch | str:
+    batch: list[Batch] = []
+    for row in rows:
+        if isinstance(row, str):
+            return row
+        batch.append(row)
+        if row[0].shape != batch[0][0].shape:
+            return _uneven(row[0], batch[0][0])
+    images = torch.stack([image for image, _ in batch]).contiguous(memory_format=torch.channels_last)
+    return images, torch.stack([label for _, label in batch])
 
 
 def _uneven(one: Tensor, other: Tensor) -> str:

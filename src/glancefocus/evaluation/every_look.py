@@ -35,6 +35,7 @@ class Evaluation:
 
         boxes  (N, 4) as (top, left, bottom, right) in px; NaN where there is nothing
         """
+        boxes = boxes.to(self.outcome.where.device)
         there = ~boxes.isnan().any(dim=1)
         return [
             float(holds(self.outcome.where[there, look], boxes[there], self.image_hw, int(px)).float().mean())

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette.
@@ -21,7 +22,8 @@ def _figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
 def as_svg(figure: Figure) -> str:
     """The figure as an <svg> element, the same bytes for the same figure."""
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "glancefocus"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
     text = stream.getvalue()
     return text[text.index("<svg") :]
 
@@ -35,7 +37,7 @@ def curve_figure(
     """
     figure, axes = _figure()
     points = sorted((p["mean_macs"] / 1e6, 100 * p["accuracy"]) for p in curve)
-    axes.plot(*zip(*points, strict=True), "-o", color=BLUE, markersize=3.5, label="stops when sure")
+    axes.plot([m for m, _ in points], [a for _, a in points], "-o", color=BLUE, markersize=3.5, label="stops when sure")
     axes.plot([m / 1e6 for m, _ in per_look], [100 * a for _, a in per_look], "--s", color=ORANGE, markersize=5,
               label="fixed number of looks")  # fmt: skip
     if backbone is not None:

@@ -92,6 +92,7 @@ class GlanceFocus(nn.Module):
         """The classifier's memory of the glance, and the first answer, from whom the settings say."""
         memory = self.classifier.remember(vector, None)
         first = self.settings.first_answer
-        if first == "own_head" or (first == "own_head_evaluating" and not self.training):
+        # While stages train, some parts are in training mode and some are not: here it is the classifier's that counts.
+        if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
             return memory, self.glance_encoder.own_head(vector)
         return memory, self.classifier.answer(memory, 1)

@@ -103,10 +103,11 @@ _MINI = NetworkSettings(
     backbone="resnet18",
     backbone_options={
         "layers": [1, 1, 1, 1],
-        "channels": [16, 32, 64, 96],
+        "channels": [24, 40, 64, 96],
         "stem_type": "deep",
         "stem_width": 8,
         "output_stride": 16,
+        "zero_init_last": False,
     },
     glance_px=48,
     patch_px=(48,),

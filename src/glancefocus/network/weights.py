@@ -28,7 +28,8 @@ def open_safely(path: str | Path) -> Any:
             warnings.simplefilter("ignore")  # torch's advice on formats; what cannot be opened is said below
             if path.suffix == ".safetensors":
                 return safetensors.torch.load_file(path)
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_numbers_of_numpy()):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Unsupported global" in str(error) or "Unsupported class" in str(error):
             raise BadCheckpoint(
@@ -38,6 +39,17 @@ def open_safely(path: str | Path) -> Any:
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
     except Exception:  # a damaged file makes the readers fail in every way: assertions, struct.error, KeyError, ...
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
+
+
+def _numbers_of_numpy() -> list[Any]:
+    """What a numpy number or array in a checkpoint is made of, under its old and its new address; plain data all of it."""
+    import numpy as np
+    from numpy._core import multiarray
+
+    makers = [multiarray.scalar, multiarray._reconstruct]
+    named = [(m, f"numpy.{core}.multiarray.{m.__name__}") for m in makers for core in ("core", "_core")]
+    kinds = [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)]
+    return [*named, np.ndarray, np.dtype, *kinds]
 
 
 def tensors_in(table: Any) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,13 @@ def load_checkpoint(file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise BadRun(f"{file} is not a checkpoint of this version. Start in another folder.")
     return content
+
+
+def forget_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Take away what a killed process had begun to write beside these files."""
+    for name in names:
+        for aside in folder.glob(f".{name}.*"):
+            aside.unlink(missing_ok=True)
 
 
 def write_aside(file: Path, write: Callable[[BinaryIO], Any]) -> None:

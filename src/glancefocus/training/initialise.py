@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.data.splits import Split, in_order
-from glancefocus.network.encoder import Encoder
+from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.scene import shrink
 from glancefocus.settings import GlanceResize
 from glancefocus.training.settings import InitialiseSettings
@@ -47,6 +47,7 @@ class InitialiseStage:
         net = workshop.net
         self.name = name
         self.epochs = settings.epochs
+        self.warmup = settings.warmup
         self.workshop = workshop
         on_glances = name == "glance"
         self.encoder = net.glance_encoder if on_glances else net.focus_encoder
@@ -63,14 +64,22 @@ class InitialiseStage:
         self.step, self.optimizer = workshop.accelerator.prepare(step, optimizer)
 
     def begin(self) -> None:
-        if self.name == "glance" and not self.workshop.net.settings.shared_encoder:
-            self.encoder.load_state_dict(self.workshop.net.focus_encoder.state_dict())
+        settings = self.workshop.net.settings
+        if self.name != "glance" or settings.shared_encoder:
+            return
+        if self.workshop.settings.glance.fresh:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.workshop.settings.seed)
+                start = Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options))
+        else:
+            start = self.workshop.net.focus_encoder
+        self.encoder.load_state_dict(start.state_dict())
 
     def train_mode(self) -> None:
         train_only(self.workshop.net, [self.encoder])
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
-        set_rates(self.optimizer, moment.progress)
+        set_rates(self.optimizer, moment.progress, self.warmup)
         loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels)
         return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
 

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from glancefocus.errors import BadRun
+
 
 class Journal:
     """Notes of a run. Only the main process has one that writes."""
@@ -34,7 +36,7 @@ class Journal:
         """Forget what was written after the checkpoint that a run goes on from: it will be written again."""
         if self.writes and self.file.exists():
             with self.file.open("r+b") as stream:
-                stream.truncate(length)
+                stream.truncate(min(length, self.length))  # never longer than it is: that would fill it with zeros
 
     @property
     def length(self) -> int:
@@ -53,17 +55,26 @@ class Journal:
     def epoch(self, row: dict[str, Any], number: int) -> None:
         """One line, for machines and for people."""
         if self.writes:
-            with self.file.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-            if self._board is not None:
-                for name, value in _flat(row):
-                    self._board.add_scalar(f"{row['stage']}/{name}", value, number)
-                self._board.flush()
+            try:
+                self._write(row, number)
+            except OSError as error:
+                raise BadRun(
+                    f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
+                    "Make room on the disk and run the same command again."
+                ) from error
         self.console.print(
             f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
             f"{row.get('images_per_s', 0):,.0f} img/s",
             highlight=False,
         )
+
+    def _write(self, row: dict[str, Any], number: int) -> None:
+        with self.file.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            for name, value in _flat(row):
+                self._board.add_scalar(f"{row['stage']}/{name}", value, number)
+            self._board.flush()
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)

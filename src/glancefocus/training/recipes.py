@@ -1,5 +1,6 @@
 """From words to settings: what a user names, what the paper chose for the family, what fits the built-in world."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from glancefocus.training.settings import STAGE_WORDS, TrainSettings, family_def
 # A small network learns the built-in world from nothing in minutes; the paper's numbers are for ImageNet and pretrained networks.
 SIGNS_RECIPE: dict[str, Any] = {
     "rounds": 2,
-    "batch_size": 64,
-    "backbone": {"epochs": 10, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05},
-    "glance": {"epochs": 4, "lr": 1e-3, "optimizer": "adamw", "weight_decay": 0.05},
-    "recognise": {"epochs": 5, "encoder_lr": 0.01, "classifier_lr": 0.1},
-    "aim": {"epochs": 8},
+    "batch_size": 32,
+    "backbone": {"epochs": 5, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
+    "glance": {"epochs": 6, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
+    "recognise": {"epochs": 4, "encoder_lr": 0.01, "classifier_lr": 0.1},
+    "aim": {"epochs": 6},
     "finetune": {"epochs": 4, "encoder_lr": 0.01, "classifier_lr": 0.02},
 }
 
@@ -42,6 +43,7 @@ def train_settings(
     data = {name: value for name, value in (data or {}).items() if value is not None}
     network = {name: value for name, value in (network or {}).items() if value is not None}
     world = source in WORLDS
+    classes = classes_of(source)
     if preset is None and backbone is None:
         if not world:
             raise BadSetting("name a --preset (see `gf models`) or a --backbone (any timm name) to train.")
@@ -50,11 +52,10 @@ def train_settings(
         data["signs"] = {**_world_size(network), **data.get("signs", {})}
         network["view"] = {"fit": "whole", **network.get("view", {})}
         data.setdefault("workers", 0)
-    classes = classes_of(source)
     plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
     plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
     if preset == "gf-mini-48":
-        plain = _merged(plain, SIGNS_RECIPE)
+        plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
     plain |= {"data": {"source": source, **data}, "network": plain_network}
     if stages is not None:

@@ -22,13 +22,13 @@ from glancefocus.data.datasets import Data, open_data
 from glancefocus.data.splits import mix, shuffled
 from glancefocus.early_exit.budget import geometric_curve
 from glancefocus.early_exit.look_table import LookTable
-from glancefocus.errors import BadRun
+from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import to_plain
-from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint, write_aside
+from glancefocus.training.checkpoint import forget_unfinished, load_checkpoint, save_checkpoint, write_aside
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
 from glancefocus.training.settings import TrainSettings
@@ -52,7 +52,11 @@ class Interrupted(KeyboardInterrupt):
 
 def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end."""
-    accelerator = Accelerator(mixed_precision=settings.precision)
+    # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
+    on_cpu = not torch.accelerator.is_available()
+    if settings.precision == "fp16" and on_cpu:
+        raise BadSetting("fp16 needs a GPU, and there is none. Use --precision bf16, or leave it out.")
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision=settings.precision)
     main = accelerator.is_main_process
     if main:
         prepare_folder(folder, settings)
@@ -81,6 +85,7 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
 def prepare_folder(folder: Path, settings: TrainSettings) -> None:
     """Make the run's folder, or check that the run in it has the same settings."""
     file = folder / SETTINGS_FILE
+    forget_unfinished(folder, (SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE))
     wanted = json.loads(json.dumps(to_plain(settings)))
     if file.exists():
         try:
@@ -93,9 +98,12 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
                 f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadRun(f"{folder} cannot be made ({error.strerror}). Choose another folder.") from None
+    if any(folder.iterdir()):
         raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
     write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
 
 
@@ -136,7 +144,9 @@ class _Training:
     def run(self) -> None:
         checkpoint = load_checkpoint(self.folder / CHECKPOINT_FILE)
         first = 0
-        if checkpoint is not None:
+        if checkpoint is None:
+            self.journal.rewind(0)  # of a run that was killed before its first checkpoint
+        else:
             first = int(checkpoint["stage"])
             self.workshop.net.load_state_dict(checkpoint["net"])
             self.journal.rewind(int(checkpoint["journal_length"]))
@@ -214,6 +224,11 @@ class _Training:
         return self.stop or minutes >= self.workshop.settings.checkpoint_minutes
 
     def _save(self, index: int, stage: Stage | None, epoch: int, step: int, sums: dict[str, Any]) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.workshop.net.parameters()):
+            raise BadRun(
+                "the weights became infinite: the learning rate is too high for this data. The last good checkpoint is kept. "
+                "Lower the rate and start again in another folder."
+            )
         if self.workshop.accelerator.is_main_process:
             content = {
                 "stage": index,
@@ -231,10 +246,11 @@ class _Training:
             raise Interrupted
 
     def _keep_backbone(self) -> None:
-        """The plain backbone is the baseline to beat: it stays in the run's folder."""
+        """The plain backbone is the baseline to beat: it stays in the run's folder, under timm's names."""
         if self.workshop.accelerator.is_main_process:
             tensors = {
-                n: t.detach().cpu().contiguous() for n, t in self.workshop.net.focus_encoder.state_dict().items()
+                n: t.detach().cpu().contiguous()
+                for n, t in self.workshop.net.focus_encoder.backbone.state_dict().items()
             }
             content = safetensors.torch.save(tensors)
             write_aside(self.folder / BACKBONE_FILE, lambda stream: stream.write(content))
@@ -280,7 +296,7 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
     if not file.exists():
         return None
     net = build(settings.network)
-    net.focus_encoder.load_state_dict(safetensors.torch.load_file(file))
+    net.focus_encoder.backbone.load_state_dict(safetensors.torch.load_file(file))
     return net
 
 

@@ -24,6 +24,9 @@ class InitialiseSettings:
     """Training one encoder with its own head: on whole images (the baseline to beat), or on glances.
 
     optimizer  sgd: Nesterov momentum 0.9; adamw
+    warmup     the rate grows from zero over this share of the stage, then falls along a cosine
+    fresh      the glance encoder starts from nothing instead of from the focus encoder (the paper's way); better where small
+               things look altogether different at low resolution
     """
 
     epochs: int = 90
@@ -31,6 +34,8 @@ class InitialiseSettings:
     weight_decay: float = 1e-4
     optimizer: Literal["sgd", "adamw"] = "sgd"
     label_smoothing: float = 0.0
+    warmup: float = 0.0
+    fresh: bool = False
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,12 @@ def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float)
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=weight_decay)
 
 
-def set_rates(optimizer: Any, progress: float) -> None:
-    """Cosine from each group's first rate to zero; progress in [0, 1]."""
+def set_rates(optimizer: Any, progress: float, warmup: float = 0.0) -> None:
+    """Up from zero over the warm-up's share of the stage, then along a cosine back to zero; progress in [0, 1]."""
+    along = (progress - warmup) / (1 - warmup)
+    factor = progress / warmup if along < 0 else 0.5 * (1 + math.cos(math.pi * along))
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * 0.5 * (1 + math.cos(math.pi * progress))
+        group["lr"] = group["initial_lr"] * factor
 
 
 def descend(

@@ -1,0 +1,152 @@
+"""Splits give the same batches to whoever reads them, and augment by the image's number and the seed alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, in_order, mix, shuffled
+from glancefocus.errors import BadData
+from glancefocus.settings import ViewSettings
+
+SMALL = ViewSettings(fit="crop", height_px=16, width_px=24)
+
+
+def files(folder: Path, count: int = 6, sizes: tuple[tuple[int, int], ...] = ((40, 50),)) -> list[Path]:
+    paths = []
+    for number in range(count):
+        height, width = sizes[number % len(sizes)]
+        array = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(array).save(paths[-1])
+    return paths
+
+
+def split_of(paths: list[Path], view: ViewSettings = SMALL, crop: float = 0.08, flip: bool = True) -> FileSplit:
+    return FileSplit(paths, torch.arange(len(paths)) % 2, view, AugmentSettings(crop, flip))
+
+
+def test_augmentation_follows_the_seed_and_the_images_number_only(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path))
+    together = next(iter(split.batches([[0, 1, 2, 3, 4, 5]], seed=7)))[0]
+    torch.manual_seed(99)
+    backwards = torch.cat([images for images, _ in split.batches([[5, 4], [3], [2, 1, 0]], seed=7)]).flip(0)
+    assert torch.equal(together, backwards)
+    assert not torch.equal(together, next(iter(split.batches([[0, 1, 2, 3, 4, 5]], seed=8)))[0])
+    assert tuple(together.shape) == (6, 3, 16, 24)
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path))
+    here, there = (list(split.batches([[0, 1, 2], [5, 4, 3]], seed=7, workers=workers)) for workers in (0, 1))
+    for (images, labels), (images_there, labels_there) in zip(here, there, strict=True):
+        assert torch.equal(images, images_there)
+        assert torch.equal(labels, labels_there)
+    assert [labels.tolist() for _, labels in here] == [[0, 1, 0], [1, 0, 1]]
+
+
+def test_augmenting_draws_nothing_from_the_generator_of_the_process(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path, 1))
+    drawn = []
+    for seed in (None, 3):
+        torch.manual_seed(0)
+        list(split.batches([[0]], seed=seed))
+        drawn.append(torch.rand(1))
+    assert torch.equal(*drawn)
+
+
+def test_without_crop_and_flip_training_sees_what_evaluation_sees(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path), crop=1, flip=False)
+    plain, augmented = (next(iter(split.batches([range(6)], seed=seed)))[0] for seed in (None, 7))
+    assert torch.equal(plain, augmented)
+
+
+def test_with_flips_only_an_image_is_as_it_is_or_mirrored(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path), crop=1)
+    plain, flipped = (next(iter(split.batches([range(6)], seed=seed)))[0] for seed in (None, 2))
+    mirrored = [torch.equal(one.flip(-1), other) for one, other in zip(plain, flipped, strict=True)]
+    same = [torch.equal(one, other) for one, other in zip(plain, flipped, strict=True)]
+    assert [a != b for a, b in zip(mirrored, same, strict=True)] == [True] * 6
+    assert any(mirrored)
+    assert any(same)
+
+
+def test_images_in_memory_are_those_of_the_files(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path))
+    told: list[tuple[int, int]] = []
+    held = split.in_memory(lambda done, total: told.append((done, total)))
+    assert held.images.dtype == torch.uint8
+    order = [[0, 3], [5, 1]]
+    for (images, labels), (images_held, labels_held) in zip(split.batches(order), held.batches(order), strict=True):
+        torch.testing.assert_close(images, images_held, rtol=0, atol=1e-5)
+        assert torch.equal(labels, labels_held)
+        assert images_held.is_contiguous(memory_format=torch.channels_last)
+    assert told == [(number, 6) for number in range(1, 7)]
+
+
+def test_flips_in_memory_follow_the_image_and_not_its_place(tmp_path: Path) -> None:
+    # A resumed epoch starts in the middle of its order, and processes take every second image of a batch.
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (400, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    split = MemorySplit(images, torch.zeros(400, dtype=torch.long), ViewSettings(fit="whole"), flip=True)
+    order = [list(range(200)), list(range(200, 400))]
+    first, second = (batch for batch, _ in split.batches(order, seed=5))
+    assert torch.equal(next(iter(split.batches(order[1:], seed=5)))[0], second)
+    assert torch.equal(next(iter(split.batches([order[0][1::2]], seed=5)))[0], first[1::2])
+    plain = next(iter(split.batches([order[0]])))[0]
+    flipped = [torch.equal(one, other.flip(-1)) for one, other in zip(first, plain, strict=True)]
+    assert 70 < sum(flipped) < 130  # half of 200
+    assert next(iter(split.batches([order[0]], seed=6)))[0].ne(first).any()
+
+
+def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:
+    split = split_of(files(tmp_path, sizes=((40, 50), (30, 60))), view=ViewSettings(fit="whole"))
+    sentence = r"images of one size, but got \(30, 60\) and \(40, 50\) px. Let them be .* --fit crop or --fit stretch"
+    with pytest.raises(BadData, match=sentence):
+        list(split.batches([[0, 1]]))
+    with pytest.raises(BadData, match=sentence):
+        split.in_memory()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_breaks_later_is_one_sentence_also_out_of_a_worker(workers: int, tmp_path: Path) -> None:
+    paths = files(tmp_path)
+    paths[1].write_bytes(b"no picture")
+    with pytest.raises(BadData) as told:
+        list(split_of(paths).batches([[0, 1]], seed=1, workers=workers))
+    assert "1.png" in str(told.value)
+    assert "Remove the file" in str(told.value)
+    assert "Traceback" not in str(told.value)
+
+
+def test_every_image_comes_once_in_order_also_in_a_last_short_batch() -> None:
+    assert in_order(5, 2) == [[0, 1], [2, 3], [4]]
+    assert in_order(0, 2) == []
+
+
+def test_a_shuffled_order_holds_each_index_once_and_repeats_by_its_seed() -> None:
+    order = shuffled(23, 5, seed=3)
+    assert [len(batch) for batch in order] == [5, 5, 5, 5]  # the incomplete last one is left out
+    indexes = [index for batch in order for index in batch]
+    assert len(set(indexes)) == 20
+    assert set(indexes) <= set(range(23))
+    assert order == shuffled(23, 5, seed=3)
+    assert order != shuffled(23, 5, seed=4)
+    assert indexes != sorted(indexes)
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+    (batch,) = shuffled(3, 64, seed=0)
+    assert sorted(batch) == [0, 1, 2]
+
+
+def test_mixed_seeds_are_63_bits_and_neighbours_share_nothing() -> None:
+    seeds = {mix(seed, stage, epoch) for seed in range(10) for stage in range(10) for epoch in range(10)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert mix(1, 2) != mix(2, 1)
+    assert mix(0) != mix(0, 0)
+    apart = [bin(mix(0, number) ^ mix(0, number + 1)).count("1") for number in range(500)]
+    assert 26 < sum(apart) / 500 < 37  # about half of 63 bits

@@ -1,0 +1,95 @@
+"""The benchmarks' arithmetic, on numbers worked out by hand and on a tiny network; how fast it is, is not a matter of tests."""
+
+import importlib
+import json
+import math
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from glancefocus.network.glance_focus import GlanceFocus
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def early_exit(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("early_exit")
+
+
+@pytest.fixture
+def import_time(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("import_time")
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("results")
+
+
+def test_the_named_share_leaves_at_the_glance(early_exit: types.ModuleType) -> None:
+    confidence = torch.tensor([0.2, 0.9, 0.4, 0.6])
+    for share, leaving in ((0.0, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)):
+        rule = early_exit.rule_for(confidence, share, looks=3)
+        assert int((confidence > rule.thresholds[0]).sum()) == leaving
+        assert rule.thresholds[1:] == (math.inf, math.inf)
+
+
+def test_images_that_are_equally_sure_cannot_be_told_apart(early_exit: types.ModuleType) -> None:
+    with pytest.raises(ValueError, match="images 2 and 3 are equally sure"):
+        early_exit.rule_for(torch.tensor([0.2, 0.5, 0.5, 0.6]), 0.5, looks=2)
+
+
+def test_the_saving_is_that_part_of_the_focus_cost_which_was_not_spent(early_exit: types.ModuleType) -> None:
+    # The second round ran on a machine twice as slow: the ratios within each round do not see it.
+    rows = early_exit.summarise({0.0: [300.0, 600.0], 0.5: [200.0, 400.0], 1.0: [100.0, 200.0]})
+    assert [row["batch_ms"] for row in rows] == [450.0, 300.0, 150.0]
+    assert [row["ratio"] for row in rows] == pytest.approx([1, 2 / 3, 1 / 3])
+    assert [row["focus_cost_saved"] for row in rows] == [0.0, 0.5, 1.0]
+
+
+def test_every_share_is_measured_once_in_each_round(
+    early_exit: types.ModuleType, small_net: Callable[..., GlanceFocus]
+) -> None:
+    net, generator = small_net(), torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, 64, 64, generator=generator)
+    early_exit.settle(net, images, generator)
+    assert not net.training
+    # `measure` itself checks that as many images left at the glance as should.
+    times = early_exit.measure(net, images, rounds=2)
+    assert list(times) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert all(len(values) == 2 and min(values) > 0 for values in times.values())
+
+
+def test_a_program_is_compared_with_the_baseline(import_time: types.ModuleType) -> None:
+    rows = import_time.summarise({"one": [2.0, 4.0, 3.0], "other": [1.5, 9.0, 1.0]}, baseline="one")
+    assert [(row["program"], row["median_s"], row["ratio"]) for row in rows] == [("one", 3.0, 1.0), ("other", 1.5, 0.5)]
+
+
+def test_programs_run_in_fresh_interpreters(import_time: types.ModuleType) -> None:
+    times = import_time.measure({"nothing": ["-c", "pass"], "a word": ["-c", "print('word')"]}, rounds=1)
+    assert {name: len(values) for name, values in times.items()} == {"nothing": 1, "a word": 1}
+
+
+def test_a_section_replaces_the_older_one_and_leaves_the_others(results: types.ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "docs" / "results.md"
+    for name, body in (("one", "old"), ("two", "kept"), ("one", "new")):
+        results.write_section(file, name, title=name, command=f"run {name}", machine="here", body=body)
+    text = file.read_text()
+    assert text.startswith("# Measured results\n")
+    assert "old" not in text
+    assert text.index("new") < text.index("<!-- results:one:end -->") < text.index("kept")
+    assert text.count("results:one:start") == text.count("results:two:start") == 1
+
+
+def test_the_benchmark_writes_json(early_exit: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    early_exit.main(["--preset", "gf-mini-48", "--batch", "8", "--rounds", "2", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [row["share_leaving"] for row in told["rows"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert told["rows"][0]["ratio"] == 1.0

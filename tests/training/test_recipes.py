@@ -1,0 +1,160 @@
+"""From words to settings: flags, the paper's numbers for each family, assignments, and what is wrong with them."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.training import recipes
+from glancefocus.training.recipes import default_output, train_settings
+from glancefocus.training.settings import AimSettings, TrainSettings
+
+# The paper's A.2-A.4 and its released code: encoders' rate, weight decay, epochs, lambda, frozen glance encoder, stage III.
+PAPER: dict[str, tuple[float, float, int, float, bool, bool]] = {
+    "gf-resnet50-96": (0.01, 1e-4, 60, 1.0, False, True),
+    "gf-densenet121-96": (0.01, 1e-4, 60, 1.0, False, True),
+    "gf-regnety-600m-96": (0.02, 5e-5, 60, 1.0, False, True),
+    "gf-mobilenetv3-large-100-96": (0.005, 1e-4, 90, 5.0, True, True),
+    "gf-efficientnet-b2-128": (0.005, 1e-4, 30, 5.0, True, False),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    for name in ("cat", "dog", "eel"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        (tmp_path / "pets" / name / "a.png").write_bytes(b"never read")
+    return str(tmp_path / "pets")
+
+
+@pytest.fixture(autouse=True)
+def _own_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a copy of the recipe, so that none depends on what another assigned."""
+    monkeypatch.setattr(recipes, "SIGNS_RECIPE", copy.deepcopy(recipes.SIGNS_RECIPE))
+
+
+@pytest.mark.parametrize("preset", PAPER)
+def test_a_familys_defaults_are_the_papers(preset: str, folder: str) -> None:
+    rate, decay, epochs, weight, frozen, finetuned = PAPER[preset]
+    settings = train_settings(folder, preset=preset)
+    for stage, classifier_lr in ((settings.recognise, 0.1), (settings.finetune, 0.01)):
+        assert (stage.encoder_lr, stage.weight_decay, stage.epochs) == (rate, decay, epochs)
+        assert (stage.own_head_weight, stage.freeze_glance, stage.freeze_encoders) == (weight, frozen, False)
+        assert stage.classifier_lr == classifier_lr
+    assert ("finetune" in settings.stages) is finetuned
+    assert settings.batch_size == 256
+    assert settings.network.classes == 3
+
+
+def test_the_defaults_of_stage_ii_are_the_papers() -> None:
+    aim = AimSettings()
+    assert (aim.epochs, aim.lr, aim.discount, aim.clip) == (15, 3e-4, 0.7, 0.2)
+    assert (aim.value_weight, aim.entropy_weight, aim.deviation, aim.monte_carlo) == (0.5, 0.01, 0.1, 1)
+    assert (aim.passes, aim.gae_lambda, aim.deviation_end, aim.normalise_returns) == (1, None, None, True)
+
+
+def test_flags_become_settings(folder: str) -> None:
+    settings = train_settings(
+        folder,
+        backbone="resnet18",
+        network={"glance_px": 64, "patch_px": 48, "looks": 3, "view": {"height_px": 128, "width_px": 160}},
+        data={"in_memory": True, "max_bad_files": 3, "augment": {"flip": False}, "workers": None},
+        changes={"seed": 5, "batch_size": 32, "precision": "bf16", "rounds": None},
+    )
+    network = settings.network
+    assert (network.backbone, network.glance_px, network.patch_px, network.looks) == ("resnet18", 64, (48,), 3)
+    assert (network.view.height_px, network.view.width_px) == (128, 160)
+    assert (settings.data.in_memory, settings.data.max_bad_files, settings.data.workers) == (True, 3, 2)
+    assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.08)
+    assert (settings.seed, settings.batch_size, settings.precision, settings.rounds) == (5, 32, "bf16", 1)
+
+
+def test_the_built_in_world_needs_no_preset_and_is_drawn_at_the_size_that_is_looked_at() -> None:
+    settings = train_settings("signs", network={"view": {"height_px": 480, "width_px": 640}})
+    assert settings.network.classes == 5
+    assert settings.network.view.fit == "whole"
+    assert (settings.data.signs.height, settings.data.signs.width) == (480, 640)
+    usual = train_settings("signs")
+    view, signs = usual.network.view, usual.data.signs
+    assert (view.height_px, view.width_px) == (signs.height, signs.width)
+
+
+def test_assignments_have_types_and_override_everything_else() -> None:
+    words = ["aim.epochs=3", "aim.reward=increment", "aim.gae_lambda=0.9", "aim.normalise_returns=false", "seed=7"]
+    words += ["aim.deviation_end=none", "network.policy.units=64", "data.signs.height=160", "weights=a.pth", "rounds=1"]
+    settings = train_settings("signs", changes={"seed": 1}, assignments=words)
+    aim = settings.aim
+    assert (aim.epochs, aim.reward, aim.gae_lambda, aim.normalise_returns) == (3, "increment", 0.9, False)
+    assert aim.deviation_end is None
+    assert (settings.seed, settings.weights, settings.rounds) == (7, "a.pth", 1)
+    assert settings.network.policy.units == 64
+
+
+    strict=True, reason="recipes._merged hands out the recipe's own tables, and _assign writes into them"
+)
+def test_an_assignment_leaves_the_recipe_as_it_was() -> None:
+    before = copy.deepcopy(recipes.SIGNS_RECIPE)
+    train_settings("signs", assignments=["aim.epochs=77", "glance.lr=0.5"])
+    assert before == recipes.SIGNS_RECIPE
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("aim.epoch=3", r"no setting in settings.aim named 'epoch'. Did you mean 'epochs'"),
+        ("batchsize=3", r"no setting in settings named 'batchsize'. Did you mean 'batch_size'"),
+        ("aim.reward=incremnt", r"settings.aim.reward must be one of 'contrastive', 'increment', 'cross_entropy'"),
+        ("aim.epochs=many", r"settings.aim.epochs must be of type int, but got 'many'"),
+        ("aim.epochs", r"a setting is given as name=value, such as aim.epochs=8, but got 'aim.epochs'"),
+        ("seed.value=3", r"seed.value is not a setting: seed has no parts"),
+        ("aim.epochs=-1", "aim.epochs must not be negative"),
+        ("aim.passes=0", "aim.passes and aim.monte_carlo must be at least 1"),
+        ("aim.deviation=0", "aim.deviation must be above 0"),
+        ("aim.clip=1.5", r"aim.clip in \(0, 1\)"),
+        ("rounds=0", "rounds and accumulation must be at least 1"),
+        ("network.looks=65", "the number of looks must be from 1 to 64, but got 65"),
+        ("network.looks=1", "a network with one look has nothing to aim"),
+        ("stages=[]", "there is nothing to train: no stage was named"),
+        ('stages=["aim","aimm"]', "there is no stage 'aimm'"),
+    ],
+)
+def test_what_cannot_be_set_is_said(word: str, sentence: str) -> None:
+    # The seed goes before, so that it is in the table that an assignment is made to.
+    with pytest.raises(BadSetting, match=sentence):
+        train_settings("signs", changes={"seed": 0}, assignments=[word])
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        (["initialise"], ("backbone", "glance")),
+        (["1", "2", "3"], ("recognise", "aim", "finetune")),
+        (["initialise,1", "aim"], ("backbone", "glance", "recognise", "aim")),
+        (["joint"], ("joint",)),
+        (["FINETUNE"], ("finetune",)),
+    ],
+)
+def test_stages_are_named_as_the_paper_does_or_by_what_they_do(words: list[str], stages: tuple[str, ...]) -> None:
+    assert train_settings("signs", stages=words).stages == stages
+
+
+def test_a_misspelt_stage_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownName, match=r"there is no stage named 'recognize'. Did you mean 'recognise'"):
+        train_settings("signs", stages=["recognize"])
+
+
+def test_rounds_repeat_stages_ii_and_iii() -> None:
+    settings: TrainSettings = train_settings("signs", stages=["initialise,1,2,3"], changes={"rounds": 2})
+    assert settings.plan() == ["backbone", "glance", "recognise", "aim", "finetune", "aim", "finetune"]
+
+
+def test_a_folder_needs_a_preset_or_a_backbone(folder: str) -> None:
+    with pytest.raises(BadSetting, match=r"name a --preset \(see `gf models`\) or a --backbone"):
+        train_settings(folder)
+
+
+def test_a_run_goes_where_its_data_is_named() -> None:
+    places: dict[str, Any] = {"signs": "runs/signs", "a/pets": "runs/pets", "lists/birds.csv": "runs/birds"}
+    assert {source: str(default_output(source)) for source in places} == places

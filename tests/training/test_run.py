@@ -1,0 +1,347 @@
+"""Runs repeat by their seed, survive whatever stops them, and say what is wrong."""
+
+import importlib.util
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import glancefocus as gf
+from glancefocus.cli import main
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.training.run import differences, load_backbone, train
+from glancefocus.training.settings import TrainSettings
+
+HERE = Path(__file__).parent
+TINY_RUN, KILL_AND_RESUME = HERE / "tiny_run.py", HERE.parent.parent / "benchmarks" / "kill_and_resume.py"
+# The same as tiny_run.py in the words of the command.
+TINY_WORDS = [
+    *(
+        "train",
+        "signs",
+        "--backbone",
+        "test_resnet",
+        "--height-px",
+        "96",
+        "--width-px",
+        "96",
+        "--scenes",
+        "24",
+        "10",
+        "5",
+    ),
+    *("--glance-px", "32", "--patch-px", "32", "--looks", "2", "--batch-size", "8"),
+    *("--set", "checkpoint_minutes=0", "--set", "network.classifier_units=8"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scenes are drawn once for all runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Callable[..., TrainSettings]:
+    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    settings: Callable[..., TrainSettings] = module.tiny_settings
+    return settings
+
+
+@pytest.fixture(scope="module")
+def whole_run(tiny: Callable[..., TrainSettings], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All five stages, never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(tiny(), folder, quiet=True)
+    return folder
+
+
+Tiny = Callable[..., TrainSettings]
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = torch.load(run / "last.ckpt", weights_only=True)["net"]
+    return weights
+
+
+def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def interrupt_when(moment: Callable[[], bool]) -> threading.Thread:
+    """Presses Ctrl-C once the moment has come."""
+
+    def press() -> None:
+        until = time.monotonic() + 60
+        while not moment() and time.monotonic() < until:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+def interrupted_run(settings: TrainSettings, folder: Path) -> None:
+    """A run that was stopped by Ctrl-C after its first checkpoint."""
+    thread = interrupt_when((folder / "last.ckpt").exists)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, folder, quiet=True)
+    thread.join()
+
+
+def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) -> None:
+    names = {path.name for path in whole_run.iterdir()}
+    assert {"settings.json", "metrics.jsonl", "last.ckpt", "backbone.safetensors", "bundle"} <= names
+    rows = metrics_of(whole_run)
+    epochs = [(row["stage"], row["epoch"]) for row in rows]
+    once = [("backbone", 1), ("glance", 1), ("recognise", 1)]
+    assert epochs == [*once, ("aim", 1), ("aim", 2), ("finetune", 1)]
+    assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 2, 2, 2, 2]
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert all({"reward", "hit_rate", "collapsed"} <= row.keys() for row in rows if row["stage"] == "aim")
+    bundle = gf.load(whole_run / "bundle")
+    assert bundle.classes == ("none", "30", "50", "80", "100")
+    assert bundle.thresholds is not None
+    assert len(bundle.curve) == 39
+    assert same_weights(bundle.net.state_dict(), weights_of(whole_run))
+
+
+def test_the_backbone_that_is_to_be_beaten_stays_in_the_run(whole_run: Path, tiny: Tiny, tmp_path: Path) -> None:
+    net = load_backbone(tiny(), whole_run)
+    assert net is not None
+    train(tiny(stages=["backbone"]), tmp_path / "alone", quiet=True)
+    alone = {n: t for n, t in weights_of(tmp_path / "alone").items() if n.startswith("focus_encoder.")}
+    kept = {f"focus_encoder.{n}": t for n, t in net.focus_encoder.state_dict().items()}
+    assert same_weights(alone, kept)  # also: the stages before do not depend on those that come after
+    assert load_backbone(tiny(), tmp_path) is None
+
+
+def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not(whole_run: Path, tiny: Tiny, tmp_path: Path) -> None:
+    torch.manual_seed(12345)  # what happens outside does not matter
+    train(tiny(), tmp_path / "again", quiet=True)
+    assert same_weights(weights_of(whole_run), weights_of(tmp_path / "again"))
+    without_clock = [
+        [{name: value for name, value in row.items() if name != "images_per_s"} for row in metrics_of(run)]
+        for run in (whole_run, tmp_path / "again")
+    ]
+    assert without_clock[0] == without_clock[1]
+    train(tiny(seed=1, stages=["recognise"]), tmp_path / "other", quiet=True)
+    train(tiny(stages=["recognise"]), tmp_path / "first", quiet=True)
+    assert not same_weights(weights_of(tmp_path / "first"), weights_of(tmp_path / "other"))
+
+
+def test_a_killed_run_ends_as_one_never_killed() -> None:
+    done = subprocess.run(
+        [sys.executable, str(KILL_AND_RESUME), "--kills", "3", "--seed", "1"],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical after 3 kills" in done.stdout
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_the_run_then_ends_the_same(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*TINY_WORDS, "--stages", "1", "--set", "recognise.epochs=2"]
+    codes = []
+    for folder in ("stopped", "stopped", "whole"):
+        thread = None
+        if not codes:
+            thread = interrupt_when((tmp_path / "stopped" / "last.ckpt").exists)
+        with pytest.raises(SystemExit) as end:
+            main([*words, "-o", str(tmp_path / folder)])
+        codes.append(end.value.code)
+        if thread is not None:
+            thread.join()
+            err = " ".join(capsys.readouterr().err.split())
+            assert f"stopped; everything is saved in {tmp_path / 'stopped'}. Run the same command again" in err
+            assert not (tmp_path / "stopped" / "bundle").exists()
+    assert codes == [130, 0, 0]
+    assert "going on with stage 1 of 1 (recognise)" in " ".join(capsys.readouterr().err.split())
+    assert same_weights(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
+    assert [row["epoch"] for row in metrics_of(tmp_path / "stopped")] == [1, 2]
+
+
+def test_what_was_noted_before_the_first_checkpoint_is_not_noted_twice(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(stages=["recognise"])
+    train(settings, tmp_path / "run", quiet=True)
+    (tmp_path / "run" / "last.ckpt").unlink()  # as if killed between the line and the checkpoint of the first epoch
+    train(settings, tmp_path / "run", quiet=True)
+    assert len(metrics_of(tmp_path / "run")) == 1
+
+
+def test_a_finished_run_started_again_only_writes_its_bundle(whole_run: Path, tiny: Tiny) -> None:
+    before = (whole_run / "metrics.jsonl").read_bytes(), (whole_run / "last.ckpt").read_bytes()
+    train(tiny(), whole_run, quiet=True)
+    assert ((whole_run / "metrics.jsonl").read_bytes(), (whole_run / "last.ckpt").read_bytes()) == before
+
+
+def test_a_folder_of_another_run_is_refused_and_the_difference_shown(whole_run: Path, tiny: Tiny) -> None:
+    with pytest.raises(
+        BadRun, match=r"has other settings: aim.lr was 0.0003, now 0.001; seed was 0, now 3\. Use the same"
+    ):
+        train(tiny(seed=3, aim={"lr": 0.001, "epochs": 2}), whole_run, quiet=True)
+
+
+def test_a_folder_that_is_not_a_run_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(BadRun, match="is not empty and holds no run"):
+        train(tiny(), tmp_path, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    with pytest.raises(BadRun, match="cannot be made"):
+        train(tiny(), tmp_path / "letter.txt" / "run", quiet=True)
+
+
+def test_a_run_killed_while_it_wrote_its_settings_can_be_started(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / ".settings.json.4711").write_text("{")
+    train(tiny(stages=["aim"], aim={"epochs": 0}), tmp_path, quiet=True)
+    assert not (tmp_path / ".settings.json.4711").exists()
+
+
+def test_differences_name_what_was_and_what_is() -> None:
+    found = {"a": 1, "b": {"c": [1, 2], "d": "x"}, "gone": True}
+    wanted = {"a": 1, "b": {"c": [1, 3], "d": "x"}, "new": None, "more": 0}
+    assert list(differences(found, wanted)) == [
+        "b.c was [1, 2], now [1, 3]",
+        "gone was True, now None",
+        "more was None, now 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stages": ["recognise"], "recognise": {"epochs": 4, "encoder_lr": 1e20, "classifier_lr": 1e20}},
+        {"stages": ["backbone"], "backbone": {"epochs": 4, "lr": 1e38}},
+        {"stages": ["backbone", "aim"], "backbone": {"epochs": 1}, "aim": {"epochs": 9, "lr": 1e36}},
+    ],
+)
+def test_an_absurd_learning_rate_stops_and_keeps_the_last_good_checkpoint(
+    changes: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(BadRun, match=r"learning rate is too high.*[Ll]ast good checkpoint is kept"):
+        train(tiny(**changes), tmp_path / "run", quiet=True)
+    if (tmp_path / "run" / "last.ckpt").exists():
+        assert all(bool(tensor.isfinite().all()) for tensor in weights_of(tmp_path / "run").values())
+
+
+def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(stages=["recognise"], recognise={"epochs": 2})
+    run = tmp_path / "run"
+    interrupted_run(settings, run)
+    before = (run / "last.ckpt").read_bytes()
+    lines = len(metrics_of(run)) if (run / "metrics.jsonl").exists() else 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # a checkpoint has three million bytes
+    try:
+        with pytest.raises(BadRun, match=r"last.ckpt could not be written .*What was there before is unharmed"):
+            train(settings, run, quiet=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (run / "last.ckpt").read_bytes() == before
+    assert not [path for path in run.iterdir() if path.name.startswith(".")]
+    train(settings, run, quiet=True)
+    train(settings, tmp_path / "whole", quiet=True)
+    assert lines < 2
+    assert len(metrics_of(run)) == 2
+    assert same_weights(weights_of(run), weights_of(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("damage", ["cut short", "text", "empty", "of another program"])
+def test_a_damaged_checkpoint_is_said(damage: str, tiny: Tiny, whole_run: Path, tmp_path: Path) -> None:
+    settings = tiny(stages=["aim"], aim={"epochs": 0})
+    train(settings, tmp_path, quiet=True)
+    file = tmp_path / "last.ckpt"
+    content = file.read_bytes()
+    if damage == "of another program":
+        torch.save({"model": torch.zeros(2)}, file)
+    else:
+        file.write_bytes({"cut short": content[: len(content) // 2], "text": b"hello", "empty": b""}[damage])
+    with pytest.raises(
+        BadRun, match=r"last.ckpt .*(Delete it to start this run again|not a checkpoint of this version)"
+    ):
+        train(settings, tmp_path, quiet=True)
+
+
+def test_damaged_settings_are_said(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(BadRun, match="settings.json is damaged"):
+        train(tiny(), tmp_path, quiet=True)
+
+
+def test_stages_can_be_left_out_and_rounds_repeat_the_last_two(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(stages=["aim", "finetune"], rounds=2, aim={"epochs": 1})
+    train(settings, tmp_path / "run", quiet=True)
+    rows = [(row["stage_number"], row["stage"]) for row in metrics_of(tmp_path / "run")]
+    assert rows == [(1, "aim"), (2, "finetune"), (3, "aim"), (4, "finetune")]
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
+
+
+def test_one_stage_instead_of_three_trains_everything(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(stages=["joint"]), tmp_path / "run", quiet=True)
+    train(tiny(stages=["joint"], joint={"epochs": 0}), tmp_path / "fresh", quiet=True)
+    trained, fresh = weights_of(tmp_path / "run"), weights_of(tmp_path / "fresh")
+    for part in ("glance_encoder", "focus_encoder", "classifier", "policy"):
+        assert any(not torch.equal(t, fresh[n]) for n, t in trained.items() if n.startswith(part)), part
+    (row,) = metrics_of(tmp_path / "run")
+    assert {"loss", "policy_loss", "reward", "accuracy", "val_accuracy"} <= row.keys()
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU, on which fp16 works")
+def test_fp16_without_a_gpu_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="fp16 needs a GPU, and there is none. Use --precision bf16"):
+        train(tiny(precision="fp16"), tmp_path / "run", quiet=True)
+
+
+def test_two_processes_agree_with_each_other_and_with_one(tiny: Tiny, tmp_path: Path) -> None:
+    # Encoders are frozen and aims are learnt: nothing depends on how a batch is shared out, so one process must get the same.
+    changes = {"stages": ["finetune"], "finetune": {"freeze_encoders": True, "epochs": 2}}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TINY_RUN)]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "two"), json.dumps(changes)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [torch.load(tmp_path / "two" / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert same_weights(*ranks)
+    train(tiny(**changes), tmp_path / "one", quiet=True)
+    for name, tensor in weights_of(tmp_path / "one").items():
+        torch.testing.assert_close(tensor, ranks[0][name], rtol=0, atol=1e-5)
+    assert [row["epoch"] for row in metrics_of(tmp_path / "two")] == [1, 2]
+
+
+def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
+    epochs = ["backbone.epochs=1", "joint.epochs=1", "aim.epochs=1"]
+    short = ["--stages", "backbone,joint,2", *(word for epoch in epochs for word in ("--set", epoch))]
+    words = [*TINY_WORDS, *short, "--processes", "2", "--json", "-o", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "glancefocus.cli", *words], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    fact = json.loads(done.stdout)
+    assert len(fact["validation_accuracy_per_look"]) == 2
+    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == ["backbone", "joint", "aim"]
+    assert gf.load(fact["bundle"]).classes == ("none", "30", "50", "80", "100")

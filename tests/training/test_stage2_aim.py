@@ -1,0 +1,203 @@
+"""Stage II must learn to aim in a world that only aiming solves: one bright square on grey, read only where it is looked at."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from glancefocus.data.splits import shuffled
+from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.network.policy import RandomPolicy
+from glancefocus.training import stage2_aim
+from glancefocus.training.settings import AimSettings
+from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage2_aim import AimStage, deviation_at
+
+World = Callable[..., Workshop]
+STEPS = 220
+
+
+def learn(workshop: Workshop, steps: int = STEPS) -> AimStage:
+    """So many updates of stage II."""
+    stage = AimStage(workshop)
+    stage.train_mode()
+    train = workshop.data.train
+    order = [batch for epoch in range(1 + steps * 100 // len(train)) for batch in shuffled(len(train), 100, epoch)]
+    for step, (images, labels) in enumerate(train.batches(order[:steps])):
+        stage.update(images, labels, Moment(step / steps, torch.Generator().manual_seed(step)))
+    return stage
+
+
+def hit_rate(workshop: Workshop, policy: RandomPolicy | None = None) -> list[float]:
+    """Share of patches that hold the whole square, at each focus look."""
+    val = workshop.data.val
+    assert val.boxes is not None
+    return evaluate_every_look(workshop.net, val, policy).hit_rate_per_focus(val.boxes)
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+@pytest.mark.parametrize("reward", ["increment", "contrastive", "cross_entropy"])
+def test_the_policy_finds_the_square(head: str, reward: str, square_world: World) -> None:
+    workshop = square_world(head, looks=2, lr=5e-3, reward=reward)
+    assert hit_rate(workshop)[0] < 0.2
+    assert hit_rate(workshop, RandomPolicy(12, torch.Generator().manual_seed(0)))[0] < 0.2
+    learn(workshop)
+    assert hit_rate(workshop)[0] > 0.8
+
+
+def test_with_more_looks_the_first_one_already_goes_to_the_square(square_world: World) -> None:
+    workshop = square_world(looks=3, lr=5e-3, reward="increment")
+    learn(workshop)
+    assert hit_rate(workshop)[0] > 0.7
+    assert evaluate_every_look(workshop.net, workshop.data.val).accuracy_per_look[2] > 0.8
+
+
+def test_generalised_advantages_find_it_too(square_world: World) -> None:
+    workshop = square_world(looks=2, lr=5e-3, reward="increment", gae_lambda=0.84, discount=0.5)
+    learn(workshop)
+    assert hit_rate(workshop)[0] > 0.8
+
+
+def test_several_passes_find_it_in_fewer_batches(square_world: World) -> None:
+    workshop = square_world(looks=2, lr=5e-3, reward="increment", passes=3)
+    learn(workshop, steps=STEPS // 2)
+    assert hit_rate(workshop)[0] > 0.8
+
+
+def broken(how: str) -> Callable[..., Tensor]:
+    """The rewards of an episode, spoilt."""
+    whole = stage2_aim.episode_rewards
+
+    def rewards(*arguments: object) -> Tensor:
+        right: Tensor = whole(*arguments)  # type: ignore[arg-type]
+        if how == "nought":
+            return torch.zeros_like(right)
+        if how == "negated":
+            return -right
+        order = torch.randperm(right.shape[1], generator=torch.Generator().manual_seed(int(1e6 * right.abs().sum())))
+        return right[:, order]  # given to others than those who earned it
+
+    return rewards
+
+
+@pytest.mark.parametrize("how", ["nought", "negated", "shuffled"])
+def test_a_broken_reward_teaches_nothing(how: str, square_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage2_aim, "episode_rewards", broken(how))
+    workshop = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(workshop)
+    assert hit_rate(workshop)[0] < 0.25
+
+
+def test_a_shuffled_advantage_teaches_nothing(square_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = stage2_aim.ppo_loss
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffled_loss(*, advantages: Tensor, **others: object) -> object:
+        order = torch.randperm(advantages.shape[1], generator=generator)
+        return whole(advantages=advantages[:, order], **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage2_aim, "ppo_loss", shuffled_loss)
+    workshop = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(workshop)
+    assert hit_rate(workshop)[0] < 0.25
+
+
+def ratios_of_one_update(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The ratio of new to old probability in each pass over one batch."""
+    seen: list[Tensor] = []
+    whole = stage2_aim.ppo_loss
+
+    def noted(*, log_prob: Tensor, old_log_prob: Tensor, **others: object) -> object:
+        seen.append((log_prob - old_log_prob).exp().detach())
+        return whole(log_prob=log_prob, old_log_prob=old_log_prob, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage2_aim, "ppo_loss", noted)
+    learn(workshop, steps=1)
+    return seen
+
+
+def test_with_one_pass_the_ratio_is_one_as_in_the_paper(square_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ratio,) = ratios_of_one_update(square_world(looks=3, lr=0.01), monkeypatch)
+    torch.testing.assert_close(ratio, torch.ones(2, 100), rtol=0, atol=1e-5)
+
+
+def test_with_several_passes_the_ratio_leaves_one_and_the_clip_acts(
+    square_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios = ratios_of_one_update(square_world(looks=3, lr=0.01, passes=4), monkeypatch)
+    assert len(ratios) == 4
+    torch.testing.assert_close(ratios[0], torch.ones(2, 100), rtol=0, atol=1e-5)
+    assert bool(((ratios[-1] < 0.8) | (ratios[-1] > 1.2)).any())
+
+
+@pytest.mark.parametrize(("passes", "same"), [(1, True), (4, False)])
+def test_the_width_of_the_clip_matters_only_with_several_passes(passes: int, same: bool, square_world: World) -> None:
+    policies = []
+    for clip in (0.05, 0.9):
+        workshop = square_world(looks=2, lr=0.01, passes=passes, clip=clip)
+        learn(workshop, steps=1)
+        policies.append(torch.cat([p.flatten() for p in workshop.net.policy.parameters()]))
+    assert torch.equal(*policies) is same
+
+
+def test_the_deviation_stays_unless_it_is_given_an_end() -> None:
+    fixed, falling = AimSettings(deviation=0.1), AimSettings(deviation=0.25, deviation_end=0.1)
+    assert [deviation_at(fixed, progress) for progress in (0.0, 0.5, 1.0)] == [0.1, 0.1, 0.1]
+    assert deviation_at(falling, 0.0) == 0.25
+    assert deviation_at(falling, 0.5) == pytest.approx(0.175, abs=1e-12)
+    assert deviation_at(falling, 1.0) == pytest.approx(0.1, abs=1e-12)
+
+
+def test_an_actor_that_ignores_its_input_has_collapsed(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    stage = AimStage(workshop)
+    with torch.no_grad():
+        workshop.net.policy.actor.weight.zero_()
+    numbers = stage.validate(workshop.data.val)
+    assert numbers["collapsed"] is True
+    assert numbers["aim_deviation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+    with torch.no_grad():
+        workshop.net.policy.actor.weight.normal_(0, 5, generator=torch.Generator().manual_seed(0))
+    assert stage.validate(workshop.data.val)["collapsed"] is False
+
+
+def test_the_policy_with_the_best_last_look_is_the_one_that_is_kept(square_world: World) -> None:
+    workshop = square_world(looks=2, lr=5e-3, reward="increment")
+    stage = learn(workshop, steps=120)
+    good = stage.validate(workshop.data.val)["val_accuracy"][-1]
+    kept = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
+    with torch.no_grad():
+        workshop.net.policy.actor.weight.zero_()
+        workshop.net.policy.actor.bias.fill_(-9)
+    assert stage.validate(workshop.data.val)["val_accuracy"][-1] < good
+    resumed = AimStage(workshop)  # as after a restart
+    resumed.load_state(stage.state())
+    resumed.finish()
+    for name, tensor in workshop.net.policy.state_dict().items():
+        assert torch.equal(tensor, kept[name])
+    assert resumed.validate(workshop.data.val)["val_accuracy"][-1] == good
+
+
+def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    net, settings = workshop.net, workshop.settings
+    images, labels = next(iter(workshop.data.train.batches([list(range(200))])))
+    policy = stage2_aim.ExploringPolicy(net.policy, 0.1, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        looks = stage2_aim.play(net, stage2_aim.ImageBatch(images), 2, policy)
+        spread = []
+        for draws in (1, 16):
+            aim = AimSettings(reward="contrastive", monte_carlo=draws)
+            several = [
+                stage2_aim.episode_rewards(net, looks, labels, aim, torch.Generator().manual_seed(seed))
+                for seed in range(8)
+            ]
+            spread.append(float(torch.stack(several).std(dim=0).mean()))
+    assert settings.aim.monte_carlo == 1
+    assert spread[1] < 0.5 * spread[0]  # a quarter, but for chance
+
+
+def test_a_learning_rate_that_breaks_the_policy_is_said(square_world: World) -> None:
+    with pytest.raises(stage2_aim.BadRun, match="the policy's loss is not a number: its learning rate is too high"):
+        learn(square_world(looks=2, lr=1e36), steps=20)

@@ -1,0 +1,247 @@
+"""Each stage changes exactly the parts that it should, by the loss that the paper writes."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.data.splits import MemorySplit
+from glancefocus.errors import BadRun
+from glancefocus.look import Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import CentreCornerPolicy
+from glancefocus.scene import ImageBatch
+from glancefocus.settings import ViewSettings
+from glancefocus.training.episode import ExploringPolicy, play
+from glancefocus.training.run import build_stage
+from glancefocus.training.stage import Moment, Stage, Workshop, make_optimizer, set_rates, train_only
+from glancefocus.training.stage1_recognise import RecogniseStage, recognition_loss
+from glancefocus.training.stage3_finetune import FinetuneStage
+from glancefocus.training.stage_joint import distillation_loss
+
+VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
+LookWith = Callable[..., Look]
+Make = Callable[..., Workshop]
+
+
+def noise(count: int, seed: int) -> MemorySplit:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, 64, 64), generator=generator, dtype=torch.uint8)
+    return MemorySplit(images, torch.arange(count) % 3, VIEW)
+
+
+@pytest.fixture
+def workshop(small_net: Callable[..., GlanceFocus], workshop_of: Make) -> Make:
+    """Makes a workshop with a small real network, in which all rates are large enough to see what moves."""
+
+    def make(net: dict[str, Any] | None = None, **settings: Any) -> Workshop:
+        return workshop_of(small_net(**(net or {})), noise(12, 0), noise(6, 1), **settings)
+
+    return make
+
+
+def updated(stage: Stage, workshop: Workshop, updates: int = 2) -> None:
+    stage.train_mode()
+    for number in range(updates):
+        images, labels = next(iter(workshop.data.train.batches([range(6)])))
+        stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(number)))
+
+
+def changed_parts(before: dict[str, Tensor], net: GlanceFocus) -> dict[str, set[str]]:
+    """{part: what of it changed}, of parameters and of buffers such as the statistics of batch norms."""
+    after = net.state_dict()
+    parts: dict[str, set[str]] = {}
+    for name in before:
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, set())
+        if not torch.equal(before[name], after[name]):
+            parts[part].add(rest)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "trained"),
+    [
+        ("backbone", {}, {"focus_encoder"}),
+        ("glance", {}, {"glance_encoder"}),
+        ("recognise", {}, {"glance_encoder", "focus_encoder", "classifier"}),
+        ("recognise", {"freeze_glance": True}, {"focus_encoder", "classifier"}),
+        ("recognise", {"freeze_encoders": True}, {"classifier"}),
+        ("aim", {"lr": 0.01}, {"policy"}),
+        ("finetune", {}, {"glance_encoder", "focus_encoder", "classifier"}),
+        ("finetune", {"freeze_glance": True}, {"focus_encoder", "classifier"}),
+        ("finetune", {"freeze_encoders": True}, {"classifier"}),
+        ("joint", {}, {"glance_encoder", "focus_encoder", "classifier", "policy"}),
+    ],
+)
+def test_a_stage_changes_what_it_trains_and_nothing_else(
+    name: str, settings: dict[str, Any], trained: set[str], workshop: Make
+) -> None:
+    shop = workshop(**{name: settings})
+    stage = build_stage(name, shop)
+    stage.begin()
+    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
+    updated(stage, shop)
+    stage.validate(shop.data.val)
+    changed = changed_parts(before, shop.net)
+    for part, names in changed.items():
+        if part in trained:
+            module = getattr(shop.net, part)
+            missed = {n for n, p in module.named_parameters() if n not in names and bool(p.detach().any())}
+            assert missed == set(), f"{name} left {missed} of {part} as they were"
+            assert {n for n, _ in module.named_buffers()} <= names, f"the statistics of {part} stood still"
+        else:
+            assert names == set(), f"{name} changed {names} of {part}, which it should not"
+
+
+def test_the_glance_encoder_starts_as_a_copy_of_the_focus_encoder(workshop: Make) -> None:
+    shop = workshop()
+    stage = build_stage("glance", shop)
+    stage.begin()
+    focus = shop.net.focus_encoder.state_dict()
+    assert all(torch.equal(tensor, focus[name]) for name, tensor in shop.net.glance_encoder.state_dict().items())
+
+
+def test_a_shared_encoder_is_trained_once(workshop: Make) -> None:
+    shop = workshop({"shared_encoder": True})
+    stage = RecogniseStage(shop)
+    parameters = [p for group in stage.optimizer.param_groups for p in group["params"]]
+    assert len(parameters) == len({id(p) for p in parameters})
+    updated(stage, shop, 1)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 5.0])
+def test_the_loss_of_recognition_is_equation_9(weight: float, small_net: Callable[..., GlanceFocus]) -> None:
+    net = small_net()
+    images, labels = next(iter(noise(4, 3).batches([range(4)])))
+    looks = play(net, ImageBatch(images), 3, CentreCornerPolicy(32))
+    total = 0.0
+    for look in looks:
+        encoder = net.glance_encoder if look.number == 1 else net.focus_encoder
+        own = encoder.own_head(look.vector).detach().softmax(dim=1)
+        answer = look.logits.detach().softmax(dim=1)
+        for row, label in enumerate(labels.tolist()):
+            total += -math.log(float(answer[row, label])) - weight * math.log(float(own[row, label]))
+    got = recognition_loss(net, looks, labels, weight)
+    assert float(got.detach()) == pytest.approx(total / (3 * 4), abs=1e-5)
+
+
+def test_distillation_teaches_the_last_look_to_the_earlier_ones(look_with: LookWith) -> None:
+    looks = [look_with([0.5], 1), look_with([0.9], 2), look_with([0.8], 3)]
+    # KL(last || earlier) = sum of last x log(last / earlier), averaged over the two earlier looks
+    first = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
+    second = 0.8 * math.log(0.8 / 0.9) + 0.2 * math.log(0.2 / 0.1)
+    assert float(distillation_loss(looks)) == pytest.approx((first + second) / 2, abs=1e-6)
+
+
+def test_distillation_does_not_move_the_last_look(look_with: LookWith) -> None:
+    logits = [look_with([p], number).logits.requires_grad_() for number, p in ((1, 0.5), (2, 0.8))]
+    looks = [replace(look_with([0.5], n), logits=answer) for n, answer in enumerate(logits, start=1)]
+    distillation_loss(looks).backward()
+    assert logits[0].grad is not None
+    assert logits[1].grad is None
+    # d KL / d logits of the pupil: its softmax less the teacher's
+    torch.testing.assert_close(logits[0].grad, torch.tensor([[-0.3, 0.3]]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_a_batch_in_parts_gives_the_step_of_the_whole_batch(parts: int, workshop: Make) -> None:
+    # Encoders are frozen: batch norms in training would see other batches. 10 images in 3 or 4 parts are uneven.
+    results = []
+    for accumulation in (1, parts):
+        shop = workshop(accumulation=accumulation, finetune={"freeze_encoders": True, "classifier_lr": 0.1})
+        stage = FinetuneStage(shop)
+        stage.train_mode()
+        images, labels = next(iter(shop.data.train.batches([range(10)])))
+        numbers = stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
+        results.append((numbers["loss"], torch.cat([p.detach().flatten() for p in shop.net.classifier.parameters()])))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["backbone", "recognise", "aim", "joint"])
+def test_half_precision_trains_weights_that_stay_whole(name: str, workshop: Make) -> None:
+    shop = workshop(precision="bf16")
+    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
+    stage = build_stage(name, shop)
+    updated(stage, shop, 1)
+    assert any(changed_parts(before, shop.net).values())
+    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in shop.net.parameters())
+
+
+def test_rates_fall_as_a_cosine_from_each_groups_own(workshop: Make) -> None:
+    one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = make_optimizer("sgd", [{"params": [one], "lr": 0.1}, {"params": [two], "lr": 0.02}], 1e-4)
+    rates = []
+    for progress in (0.0, 0.5, 1.0):
+        set_rates(optimizer, progress)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates[0] == [0.1, 0.02]
+    assert rates[1] == pytest.approx([0.05, 0.01], abs=1e-12)
+    assert rates[2] == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert all(group["momentum"] == 0.9 and group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_regnets_glance_is_answered_by_the_classifier_while_it_trains(small_net: Callable[..., GlanceFocus]) -> None:
+    net = small_net(first_answer="own_head_evaluating")
+    vector = torch.randn(2, net.glance_encoder.vector_features, generator=torch.Generator().manual_seed(0))
+    own = net.glance_encoder.own_head(vector)
+    recurrent = net.classifier.answer(net.classifier.remember(vector, None), 1)
+    train_only(net, [net.classifier, net.focus_encoder])
+    assert torch.equal(net.answer_glance(vector)[1], recurrent)
+    net.eval()
+    assert torch.equal(net.answer_glance(vector)[1], own)
+
+
+def test_exploring_aims_are_clipped_to_the_image_and_scored_after_clipping(
+    small_net: Callable[..., GlanceFocus],
+) -> None:
+    net = small_net()
+    look = net.glance(ImageBatch(torch.randn(64, 3, 64, 64, generator=torch.Generator().manual_seed(0))))
+    aim = ExploringPolicy(net.policy, 0.5, torch.Generator().manual_seed(1)).aim(look)
+    assert aim.mean is not None
+    assert aim.log_prob is not None
+    noise_drawn = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(aim.where, (aim.mean + 0.5 * noise_drawn).clamp(0, 1))
+    assert bool((aim.where == 0).any())
+    expected = torch.distributions.Normal(aim.mean, 0.5).log_prob(aim.where).sum(dim=1)
+    torch.testing.assert_close(aim.log_prob, expected, rtol=0, atol=1e-5)
+
+
+def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_touched(workshop: Make) -> None:
+    shop = workshop()
+    stage = RecogniseStage(shop)
+    with torch.no_grad():
+        shop.net.classifier.linear.bias.fill_(math.nan)  # type: ignore[union-attr, operator]
+    before = [p.detach().clone() for p in shop.net.focus_encoder.parameters()]
+    with pytest.raises(BadRun, match="the loss became nan: the learning rate is too high"):
+        updated(stage, shop, 1)
+    after = shop.net.focus_encoder.parameters()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_the_whole_image_and_the_distillation_are_part_of_the_joint_loss_when_asked_for(workshop: Make) -> None:
+    losses = {}
+    for name, joint in {
+        "plain": {"distill_weight": 0.0},
+        "distilled": {"distill_weight": 2.0},
+        "whole": {"distill_weight": 0.0, "whole_image_weight": 3.0},
+    }.items():
+        shop = workshop(joint=joint)
+        stage = build_stage("joint", shop)
+        shop.net.eval()  # so that batch norms take the same statistics in all three
+        images, labels = next(iter(shop.data.train.batches([range(6)])))
+        policy = CentreCornerPolicy(32)
+        with torch.no_grad():
+            loss, _ = stage.recognise_step(images, labels, policy)  # type: ignore[attr-defined]
+            looks = play(shop.net, ImageBatch(images), 3, policy)
+            encoder = shop.net.focus_encoder
+            whole = F.cross_entropy(encoder.own_head(encoder(images).vector), labels)
+        losses[name] = float(loss)
+    assert losses["distilled"] == pytest.approx(losses["plain"] + 2 * float(distillation_loss(looks)), abs=1e-5)
+    assert losses["whole"] == pytest.approx(losses["plain"] + 3 * float(whole), abs=1e-5)
