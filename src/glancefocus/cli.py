@@ -135,6 +135,7 @@ def train(
     preset: str | None = None,
     backbone: str | None = None,
     weights: str | None = None,
+    start: str | None = None,
     stages: list[str] | None = None,
     rounds: int | None = None,
     glance_px: int | None = None,
@@ -174,6 +175,8 @@ def train(
         Any timm backbone instead of a preset.
     weights
         "pretrained" (those that timm names), or a file; left out: trained from nothing.
+    start
+        A bundle whose network is trained on, with the same preset or backbone and sizes.
     stages
         What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas.
     rounds
@@ -239,6 +242,7 @@ def train(
         stages=stages,
         changes={
             "weights": weights,
+            "start": start,
             "rounds": rounds,
             "batch_size": batch_size,
             "precision": precision,

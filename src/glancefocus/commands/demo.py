@@ -15,6 +15,7 @@ from glancefocus.errors import BadData
 from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
+from glancefocus.training.checkpoint import write_aside
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import Interrupted, load_backbone, train
 from glancefocus.training.settings import TrainSettings
@@ -31,8 +32,10 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
         raise
     comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
     seconds = time.monotonic() - started
+    result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
+    write_aside(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
-        print(json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)}))  # noqa: T201
+        print(result)  # noqa: T201
         return
     print_comparison(comparison)
     notices().print(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.", highlight=False)

@@ -38,7 +38,7 @@ class DataSettings:
     in_memory: bool = False
     workers: int = 2
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    scenes: tuple[int, ...] = (4000, 1000, 1000)
+    scenes: tuple[int, ...] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
     world_seed: int = 0
 

@@ -1,7 +1,7 @@
 """Splits: what training and evaluation draw batches from. Held in memory, or read from files by worker processes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,19 +84,24 @@ class FileSplit:
     view: ViewSettings
     augment: AugmentSettings
     boxes: Tensor | None = None
+    _loaders: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        loader: DataLoader[Any] = DataLoader(
-            _Pictures(self, seed),
-            batch_sampler=[list(indexes) for indexes in order],
-            num_workers=workers,
-            collate_fn=_collate,
-            multiprocessing_context="spawn" if workers else None,
-            persistent_workers=False,
-        )
+        if workers not in self._loaders:
+            # Workers are started once and stay: starting them takes longer than a short epoch.
+            self._loaders[workers] = DataLoader(
+                _Pictures(self.files, self.labels, self.view, self.augment),
+                batch_sampler=_Orders(),
+                num_workers=workers,
+                collate_fn=_collate,
+                multiprocessing_context="spawn" if workers else None,
+                persistent_workers=workers > 0,
+            )
+        loader = self._loaders[workers]
+        loader.batch_sampler.batches = [[(index, seed) for index in indexes] for indexes in order]
         for batch in loader:
             if isinstance(batch, str):
                 raise BadData(batch)
@@ -129,29 +134,43 @@ class _Pictures(Dataset[Batch | str]):
     A mistake is handed over as its sentence: raised in a worker, it would come back with a traceback inside.
     """
 
-    def __init__(self, split: FileSplit, seed: int | None) -> None:
-        self.split = split
-        self.seed = seed
+    def __init__(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> None:
+        self.files = files
+        self.labels = labels
+        self.view = view
+        self.augment = augment
 
-    def __getitem__(self, index: int) -> Batch | str:
-        split = self.split
+    def __getitem__(self, asked: tuple[int, int | None]) -> Batch | str:
+        index, seed = asked
         try:
-            picture = read_picture(split.files[index])
-            if self.seed is None:
-                image, _ = view_picture(picture, split.view)
+            picture = read_picture(self.files[index])
+            if seed is None:
+                image, _ = view_picture(picture, self.view)
             else:
-                image = _augmented(picture, split, mix(self.seed, index))
+                image = _augmented(picture, self.view, self.augment, mix(seed, index))
         except BadImage as error:
             return f"{error} Remove the file, or let the check of the files skip it (--check-files)."
-        return image, split.labels[index]
+        return image, self.labels[index]
 
 
-def _augmented(picture: Image.Image, split: FileSplit, seed: int) -> Tensor:
+class _Orders:
+    """The batches of one pass: lists of (index, seed). Replaced for each pass, so that one loader serves them all."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[tuple[int, int | None]]] = []
+
+    def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
     """The picture with what may be changed in it; what may not is as in evaluation."""
     ensure_torchvision()
     from torchvision.transforms import v2
 
-    view, augment = split.view, split.augment
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if augment.crop < 1 and view.fit != "whole":

@@ -111,7 +111,7 @@ _MINI = NetworkSettings(
     },
     glance_px=48,
     patch_px=(48,),
-    looks=4,
+    looks=3,
     classifier_units=128,
     policy=PolicySettings(units=128),
     view=ViewSettings(fit="whole", height_px=160, width_px=160),

@@ -15,11 +15,18 @@ from glancefocus.training.settings import STAGE_WORDS, TrainSettings, family_def
 SIGNS_RECIPE: dict[str, Any] = {
     "rounds": 2,
     "batch_size": 32,
-    "backbone": {"epochs": 5, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
-    "glance": {"epochs": 6, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
-    "recognise": {"epochs": 4, "encoder_lr": 0.01, "classifier_lr": 0.1},
-    "aim": {"epochs": 6},
-    "finetune": {"epochs": 4, "encoder_lr": 0.01, "classifier_lr": 0.02},
+    "backbone": {"epochs": 7, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
+    "glance": {"epochs": 5, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
+    "recognise": {"epochs": 2, "encoder_lr": 0.01, "classifier_lr": 0.1},
+    "aim": {"epochs": 5},
+    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
+}
+
+
+# Encoders that know something already are adapted, not taught from nothing. The paper's own were pretrained on the same classes.
+FINETUNE_RECIPE: dict[str, Any] = {
+    "backbone": {"epochs": 10, "lr": 0.01},
+    "glance": {"epochs": 10, "lr": 0.01},
 }
 
 
@@ -54,6 +61,8 @@ def train_settings(
         data.setdefault("workers", 0)
     plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
     plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
+    if (changes or {}).get("weights") is not None:
+        plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
     if preset == "gf-mini-48":
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})

@@ -38,12 +38,8 @@ from glancefocus.training.stage2_aim import AimStage
 from glancefocus.training.stage3_finetune import FinetuneStage
 from glancefocus.training.stage_joint import JointStage
 
-SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BUNDLE_FOLDER = (
-    "settings.json",
-    "last.ckpt",
-    "backbone.safetensors",
-    "bundle",
-)
+SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
+BACKBONE_FILE, BEST_FILE = "backbone.safetensors", "best.safetensors"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -85,18 +81,22 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
 def prepare_folder(folder: Path, settings: TrainSettings) -> None:
     """Make the run's folder, or check that the run in it has the same settings."""
     file = folder / SETTINGS_FILE
-    forget_unfinished(folder, (SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE))
+    forget_unfinished(folder, (SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BEST_FILE))
     wanted = json.loads(json.dumps(to_plain(settings)))
     if file.exists():
         try:
             found = json.loads(file.read_text())
         except ValueError:
             raise BadRun(f"{file} is damaged. Start in another folder.") from None
-        different = list(differences(found, wanted))
-        if different:
+        # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
+        kept, asked = ({k: v for k, v in t.items() if k not in ("stages", "rounds")} for t in (found, wanted))
+        different = list(differences(kept, asked))
+        if different and (folder / CHECKPOINT_FILE).exists():
             raise BadRun(
                 f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
             )
+        if found != wanted:
+            write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,6 +139,7 @@ class _Training:
         self.journal = journal
         self.plan = workshop.settings.plan()
         self.saved_at = time.monotonic()
+        self.best_accuracy = -1.0
         self.stop = False
 
     def run(self) -> None:
@@ -147,7 +148,8 @@ class _Training:
         if checkpoint is None:
             self.journal.rewind(0)  # of a run that was killed before its first checkpoint
         else:
-            first = int(checkpoint["stage"])
+            first = self._first_stage(checkpoint)
+            self.best_accuracy = float(checkpoint["best_accuracy"])
             self.workshop.net.load_state_dict(checkpoint["net"])
             self.journal.rewind(int(checkpoint["journal_length"]))
             if first < len(self.plan):
@@ -158,6 +160,18 @@ class _Training:
         with self._signals():
             for index in range(first, len(self.plan)):
                 self._run_stage(index, checkpoint if index == first else None)
+
+    def _first_stage(self, checkpoint: dict[str, Any]) -> int:
+        """Where to go on; what is done, or half done, must stand at the same place in the plan as it did."""
+        index = int(checkpoint["stage"])
+        begun = index if checkpoint["optimizer"] is None else index + 1
+        done = list(checkpoint["plan"])[:begun]
+        if self.plan[:begun] != done:
+            raise BadRun(
+                f"the run in {self.folder} has gone through {', '.join(done)}; its stages must begin with these, but now they are "
+                f"{', '.join(self.plan)}. Name them all, or start in another folder (--start takes a bundle to go on from)."
+            )
+        return index
 
     def _run_stage(self, index: int, checkpoint: dict[str, Any] | None) -> None:
         workshop = self.workshop
@@ -211,12 +225,13 @@ class _Training:
             **stage.validate(data.val),
             "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
         }
-        if row.get("collapsed"):
+        if row.get("collapsed") and epoch + 1 == stage.epochs:
             self.journal.say(
                 "the policy has collapsed: it aims at the same place in every image. "
                 "Try another seed, aim.deviation 0.2, or more epochs of the stages before it."
             )
         self.journal.epoch(row, epoch + 1)
+        self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
 
     def _due(self) -> bool:
@@ -231,6 +246,7 @@ class _Training:
             )
         if self.workshop.accelerator.is_main_process:
             content = {
+                "plan": self.plan,
                 "stage": index,
                 "epoch": epoch,
                 "step": step,
@@ -238,6 +254,7 @@ class _Training:
                 "optimizer": None if stage is None else stage.optimizer.state_dict(),
                 "stage_state": {} if stage is None else stage.state(),
                 "sums": sums,
+                "best_accuracy": self.best_accuracy,
                 "journal_length": self.journal.length,
             }
             save_checkpoint(self.folder / CHECKPOINT_FILE, content)
@@ -245,15 +262,22 @@ class _Training:
         if self.stop:
             raise Interrupted
 
+    def _keep_best(self, accuracy: list[float]) -> None:
+        """The whole network with the best last-look accuracy so far, beside the last one in the checkpoint."""
+        if len(accuracy) == self.workshop.net.settings.looks and accuracy[-1] > self.best_accuracy:
+            self.best_accuracy = accuracy[-1]
+            self._keep(BEST_FILE, self.workshop.net)
+
     def _keep_backbone(self) -> None:
         """The plain backbone is the baseline to beat: it stays in the run's folder, under timm's names."""
+        self._keep(BACKBONE_FILE, self.workshop.net.focus_encoder.backbone)
+
+    def _keep(self, file: str, module: torch.nn.Module) -> None:
         if self.workshop.accelerator.is_main_process:
-            tensors = {
-                n: t.detach().cpu().contiguous()
-                for n, t in self.workshop.net.focus_encoder.backbone.state_dict().items()
-            }
-            content = safetensors.torch.save(tensors)
-            write_aside(self.folder / BACKBONE_FILE, lambda stream: stream.write(content))
+            content = safetensors.torch.save(
+                {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
+            )
+            write_aside(self.folder / file, lambda stream: stream.write(content))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -301,6 +325,12 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
 
 
 def _new_network(settings: TrainSettings) -> GlanceFocus:
+    if settings.start is not None:
+        net = Bundle.load(settings.start).net
+        different = list(differences(to_plain(net.settings), to_plain(settings.network)))
+        if different:
+            raise BadRun(f"the bundle {settings.start} is another network: {'; '.join(different[:6])}.")
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         net = build(settings.network, pretrained=settings.weights == "pretrained")

@@ -117,12 +117,14 @@ class TrainSettings:
     """A whole run.
 
     weights  for both encoders before anything is trained: "pretrained", a file, or None
+    start    a bundle whose whole network training goes on from
     rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
     """
 
     data: DataSettings
     network: NetworkSettings
     weights: str | None = None
+    start: str | None = None
     stages: tuple[str, ...] = ("backbone", "glance", "recognise", "aim", "finetune")
     rounds: int = 1
     batch_size: int = 256

@@ -1,0 +1,79 @@
+"""Writes what finished demos measured into docs/results.md, and one table into the README.
+
+    gf demo -o demo && python benchmarks/demo_results.py demo --write docs/results.md --readme README.md
+
+Several demos (other seeds) give mean and range. A demo leaves what it measured in result.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from results import machine, markdown_table, markers, write_section
+
+
+def percent(values: list[float]) -> str:
+    """One value, or the mean and the range of several."""
+    mean = 100 * sum(values) / len(values)
+    return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f} ({100 * min(values):.1f} to {100 * max(values):.1f})"
+
+
+def table_of(results: list[dict[str, Any]]) -> str:
+    """Accuracy after each look for three ways of aiming, hits and costs."""
+    looks = len(results[0]["accuracy_per_look"])
+    names = {
+        "accuracy_per_look": "learnt aims, accuracy %",
+        "accuracy_per_look_random_aims": "random aims, accuracy %",
+        "accuracy_per_look_centre_corner": "centre, then corners, accuracy %",
+    }
+    rows = [["", "glance", *(f"look {look}" for look in range(2, looks + 1))]]
+    for key, name in names.items():
+        rows.append([name, *(percent([r[key][look] for r in results]) for look in range(looks))])
+    hits = [percent([r["hit_rate_per_focus"][look] for r in results]) for look in range(looks - 1)]
+    rows.append(["patches that hold the whole sign, %", "", *hits])
+    rows.append(["multiply-adds, millions", *(f"{macs / 1e6:.2f}" for macs in results[0]["macs_after_look"])])
+    return markdown_table(rows)
+
+
+def summary_of(results: list[dict[str, Any]]) -> str:
+    ratios = [r["mac_ratio_at_backbone_accuracy"] for r in results]
+    told = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
+    seconds = " / ".join(f"{r['seconds']:.0f}" for r in results)
+    return (
+        f"The same backbone on the whole scene: {percent([r['backbone_accuracy'] for r in results])} % with "
+        f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {told}. "
+        f"Seconds for everything: {seconds}."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--name", default="demo", help="the section's name")
+    parser.add_argument("--title", default="The demo: `signs`, from nothing to an adaptive network")
+    parser.add_argument("--command", default="gf demo")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--readme", type=Path)
+    options = parser.parse_args()
+    results = [json.loads((folder / "result.json").read_text()) for folder in options.folders]
+    body = f"{table_of(results)}\n\n{summary_of(results)}"
+    print(body)
+    if options.write:
+        write_section(
+            options.write,
+            options.name,
+            title=options.title,
+            command=options.command,
+            machine=machine(),
+            body=body,
+        )
+    if options.readme:
+        start, end = markers(options.name)
+        before, _, rest = options.readme.read_text(encoding="utf-8").partition(start)
+        after = rest.partition(end)[2]
+        options.readme.write_text(f"{before}{start}\n{body}\n{end}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
