@@ -42,7 +42,7 @@ def place(
 ) -> Path:
     """A folder with everything that the README names."""
     folder = tmp_path_factory.mktemp("readme")
-    net = small_net(classes=5, looks=4, view={"fit": "crop"})
+    net = small_net(classes=5, looks=3, view={"fit": "crop"})
     costs = count_costs(net.settings)
     curve = [{"thresholds": [0.5, 0.5, 0.5, 0.0], "mean_macs": float(costs.macs_after_look[1]), "accuracy": 0.9}]
     classes = ("none", "30", "50", "80", "100")

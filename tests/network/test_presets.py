@@ -10,20 +10,20 @@ from glancefocus.settings import PolicySettings, ViewSettings
 
 # Name, backbone, px of glance and patch, looks, px of the image, classifier, glance as resized by the released models.
 PAPER = [
-    ("gf-resnet50-96", "resnet50", 96, 5, 224, "recurrent", "bicubic"),
-    ("gf-resnet50-128", "resnet50", 128, 5, 224, "recurrent", "bicubic"),
-    ("gf-densenet121-96", "densenet121", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-densenet169-96", "densenet169", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-densenet201-96", "densenet201", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-regnety-600m-96", "regnety_006", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-regnety-800m-96", "regnety_008", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-regnety-1.6g-96", "regnety_016", 96, 5, 224, "recurrent", "bilinear"),
-    ("gf-mobilenetv3-large-100-96", "mobilenetv3_large_100", 96, 3, 224, "cascaded", "bicubic"),
-    ("gf-mobilenetv3-large-100-128", "mobilenetv3_large_100", 128, 3, 224, "cascaded", "bicubic"),
-    ("gf-mobilenetv3-large-125-128", "mobilenetv3_large_125", 128, 3, 224, "cascaded", "bicubic"),
-    ("gf-efficientnet-b2-128", "efficientnet_b2", 128, 4, 260, "cascaded", "bicubic"),
-    ("gf-efficientnet-b3-128", "efficientnet_b3", 128, 4, 300, "cascaded", "bicubic"),
-    ("gf-efficientnet-b3-144", "efficientnet_b3", 144, 4, 300, "cascaded", "bicubic"),
+    ("gf-resnet50-96", "resnet50", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-resnet50-128", "resnet50", 128, 5, 224, "recurrent", "antialias"),
+    ("gf-densenet121-96", "densenet121", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-densenet169-96", "densenet169", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-densenet201-96", "densenet201", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-regnety-600m-96", "regnety_006", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-regnety-800m-96", "regnety_008", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-regnety-1.6g-96", "regnety_016", 96, 5, 224, "recurrent", "antialias"),
+    ("gf-mobilenetv3-large-100-96", "mobilenetv3_large_100", 96, 3, 224, "cascaded", "antialias"),
+    ("gf-mobilenetv3-large-100-128", "mobilenetv3_large_100", 128, 3, 224, "cascaded", "antialias"),
+    ("gf-mobilenetv3-large-125-128", "mobilenetv3_large_125", 128, 3, 224, "cascaded", "antialias"),
+    ("gf-efficientnet-b2-128", "efficientnet_b2", 128, 4, 260, "cascaded", "antialias"),
+    ("gf-efficientnet-b3-128", "efficientnet_b3", 128, 4, 300, "cascaded", "antialias"),
+    ("gf-efficientnet-b3-144", "efficientnet_b3", 144, 4, 300, "cascaded", "antialias"),
 ]
 PAPERS_NAMES = [row[0] for row in PAPER]
 

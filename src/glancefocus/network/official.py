@@ -22,7 +22,8 @@ from glancefocus.settings import NetworkSettings, from_plain, to_plain
 
 PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
 
-# The checkpoint's name of a backbone -> a preset with that backbone, from which everything but size and looks is taken.
+# The checkpoint's name of a backbone -> a preset with that backbone, from which everything but size, looks and the way of
+# glancing is taken: the released networks were trained on glances without antialiasing, new ones get them with it.
 MODELS = {
     "resnet50": "gf-resnet50-96",
     "densenet121": "gf-densenet121-96",
@@ -95,6 +96,7 @@ def _settings(model: str, patch_px: int, looks: int, classifier: dict[str, Tenso
     if not last:
         raise BadCheckpoint("the checkpoint's classifier has no last layer.")
     plain = to_plain(PRESETS[MODELS[model]].settings)
+    plain["glance_resize"] = "bilinear" if model.startswith(("densenet", "regnet")) else "bicubic"
     plain |= {"glance_px": patch_px, "patch_px": [patch_px], "looks": looks, "classes": int(last[0].shape[0])}
     units = classifier.get("rnn.weight_hh_l0")
     if units is not None and units.dim() == 2:

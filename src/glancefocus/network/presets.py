@@ -65,11 +65,11 @@ class Preset:
     paper_encoder_counts: str = ""
 
 
-def _preset(name: str, backbone: str, px: int, resize: str, **more: Any) -> Preset:
+def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
     family = family_of(backbone)[1]
     settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "patch_px": (px,)}
     view = replace(family.view, **more.pop("view", {}))
-    return Preset(name, NetworkSettings(**{**settings, "glance_resize": resize, "view": view}), **more)
+    return Preset(name, NetworkSettings(**{**settings, "view": view}), **more)
 
 
 _B2 = {"height_px": 260, "width_px": 260}
@@ -80,20 +80,20 @@ _MOBILENET = {"paper_encoder_macs": 43.1e6, "paper_encoder_counts": "with head"}
 PRESETS = {
     preset.name: preset
     for preset in (
-        _preset("gf-resnet50-96", "resnet50", 96, "bicubic", **_RESNET50),
-        _preset("gf-resnet50-128", "resnet50", 128, "bicubic"),
-        _preset("gf-densenet121-96", "densenet121", 96, "bilinear"),
-        _preset("gf-densenet169-96", "densenet169", 96, "bilinear"),
-        _preset("gf-densenet201-96", "densenet201", 96, "bilinear"),
-        _preset("gf-regnety-600m-96", "regnety_006", 96, "bilinear"),
-        _preset("gf-regnety-800m-96", "regnety_008", 96, "bilinear"),
-        _preset("gf-regnety-1.6g-96", "regnety_016", 96, "bilinear"),
-        _preset("gf-mobilenetv3-large-100-96", "mobilenetv3_large_100", 96, "bicubic", **_MOBILENET),
-        _preset("gf-mobilenetv3-large-100-128", "mobilenetv3_large_100", 128, "bicubic"),
-        _preset("gf-mobilenetv3-large-125-128", "mobilenetv3_large_125", 128, "bicubic"),
-        _preset("gf-efficientnet-b2-128", "efficientnet_b2", 128, "bicubic", view=_B2),
-        _preset("gf-efficientnet-b3-128", "efficientnet_b3", 128, "bicubic", view=_B3),
-        _preset("gf-efficientnet-b3-144", "efficientnet_b3", 144, "bicubic", view=_B3),
+        _preset("gf-resnet50-96", "resnet50", 96, **_RESNET50),
+        _preset("gf-resnet50-128", "resnet50", 128),
+        _preset("gf-densenet121-96", "densenet121", 96),
+        _preset("gf-densenet169-96", "densenet169", 96),
+        _preset("gf-densenet201-96", "densenet201", 96),
+        _preset("gf-regnety-600m-96", "regnety_006", 96),
+        _preset("gf-regnety-800m-96", "regnety_008", 96),
+        _preset("gf-regnety-1.6g-96", "regnety_016", 96),
+        _preset("gf-mobilenetv3-large-100-96", "mobilenetv3_large_100", 96, **_MOBILENET),
+        _preset("gf-mobilenetv3-large-100-128", "mobilenetv3_large_100", 128),
+        _preset("gf-mobilenetv3-large-125-128", "mobilenetv3_large_125", 128),
+        _preset("gf-efficientnet-b2-128", "efficientnet_b2", 128, view=_B2),
+        _preset("gf-efficientnet-b3-128", "efficientnet_b3", 128, view=_B3),
+        _preset("gf-efficientnet-b3-144", "efficientnet_b3", 144, view=_B3),
     )
 }
 

@@ -15,9 +15,9 @@ from glancefocus.training.settings import STAGE_WORDS, TrainSettings, family_def
 SIGNS_RECIPE: dict[str, Any] = {
     "rounds": 2,
     "batch_size": 32,
-    "backbone": {"epochs": 7, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
+    "backbone": {"epochs": 6, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
     "glance": {"epochs": 5, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
-    "recognise": {"epochs": 2, "encoder_lr": 0.01, "classifier_lr": 0.1},
+    "recognise": {"epochs": 3, "classifier_lr": 0.1, "freeze_encoders": True},
     "aim": {"epochs": 5},
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
 }
