@@ -44,9 +44,9 @@ def place(
     folder = tmp_path_factory.mktemp("readme")
     net = small_net(classes=5, looks=3, view={"fit": "crop"})
     costs = count_costs(net.settings)
-    curve = [{"thresholds": [0.5, 0.5, 0.5, 0.0], "mean_macs": float(costs.macs_after_look[1]), "accuracy": 0.9}]
+    curve = [{"thresholds": [0.5, 0.5, 0.0], "mean_macs": float(costs.macs_after_look[1]), "accuracy": 0.9}]
     classes = ("none", "30", "50", "80", "100")
-    Bundle(net, classes, costs, (0.9, 0.8, 0.8, 0.0), curve).save(folder / "runs" / "signs" / "bundle")
+    Bundle(net, classes, costs, (0.9, 0.8, 0.0), curve).save(folder / "runs" / "signs" / "bundle")
     (folder / "photos").mkdir()
     for name in ("photo.jpg", "photos/a.jpg", "photos/b.jpg"):
         Image.effect_noise((120, 90), 60).convert("RGB").save(folder / name)
