@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from glancefocus.early_exit.budget import RELEASED_RATIOS, geometric_curve, geometric_shares, geometric_thresholds
+from glancefocus.early_exit.budget import (
+    RELEASED_RATIOS,
+    best_points,
+    direct_curve,
+    geometric_curve,
+    geometric_shares,
+    geometric_thresholds,
+)
 from glancefocus.early_exit.look_table import LookTable
 
 
@@ -94,3 +101,34 @@ def test_the_curve_goes_from_cheap_to_dear() -> None:
 
 def test_one_look_lets_everybody_go() -> None:
     assert geometric_thresholds(table_of(np.zeros((3, 1), dtype=np.float32)), 0.5).tolist() == [0.0]
+
+
+def test_direct_search_is_never_worse_than_the_geometric_rule_at_its_price() -> None:
+    random = np.random.default_rng(5)
+    score = np.sort(random.random((400, 3)).astype(np.float32), axis=1)
+    correct = random.random((400, 3)) < 0.3 + 0.7 * score
+    table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
+    both = best_points(table, geometric_curve(table) + direct_curve(table, trade_offs=8))
+    for thresholds in geometric_curve(table):
+        point = table.point(thresholds)
+        affordable = [p["accuracy"] for p in both if p["mean_macs"] <= point["mean_macs"]]
+        assert max(affordable) >= point["accuracy"]
+
+
+def test_direct_search_finds_exits_that_no_geometric_rule_has() -> None:
+    # Everybody is right after the second look and nobody before: the best is to leave exactly there, all of them.
+    score = np.tile(np.array([[0.5, 0.9, 0.9]], dtype=np.float32), (50, 1))
+    correct = np.tile(np.array([[False, True, True]]), (50, 1))
+    table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
+    best = best_points(table, direct_curve(table))[-1]
+    assert (best["accuracy"], best["mean_macs"]) == (1.0, 2.0)
+
+
+def test_points_that_cost_more_and_achieve_no_more_are_left_out() -> None:
+    table = LookTable(
+        np.array([[0.2, 0.9], [0.8, 0.9]], dtype=np.float32),
+        np.array([[True, True], [True, True]]),
+        np.array([1.0, 2.0]),
+    )
+    kept = best_points(table, [np.array([0.5, 0.0], np.float32), np.array([0.0, 0.0], np.float32)])
+    assert [(p["mean_macs"], p["accuracy"]) for p in kept] == [(1.0, 1.0)]

@@ -39,3 +39,49 @@ def geometric_thresholds(table: LookTable, ratio: float) -> NDArray[np.float32]:
 def geometric_curve(table: LookTable, ratios: tuple[float, ...] = RELEASED_RATIOS) -> list[NDArray[np.float32]]:
     """Thresholds for every ratio, from cheap to dear."""
     return [geometric_thresholds(table, ratio) for ratio in ratios]
+
+
+def direct_curve(table: LookTable, levels: int = 24, trade_offs: int = 24) -> list[NDArray[np.float32]]:
+    """Thresholds searched for directly: accuracy less a price for multiply-adds, for many prices.
+
+    For each price the thresholds of one look at a time are set to the best of `levels` quantiles of its scores, in turns until
+    nothing changes; it starts from the geometric rule's best.
+    """
+    starts = geometric_curve(table)
+    points = [table.point(start) for start in starts]
+    spread = float(table.macs[-1] - table.macs[0]) or 1.0
+    candidates = [_levels(table.score[:, look], levels) for look in range(table.looks - 1)]
+    found = []
+    for price in np.geomspace(0.003, 3.0, trade_offs) / spread:
+        worth = [float(p["accuracy"]) - price * float(p["mean_macs"]) for p in points]  # type: ignore[arg-type]
+        best, thresholds = max(worth), starts[int(np.argmax(worth))].copy()
+        for _ in range(4):
+            before = best
+            for look, choices in enumerate(candidates):
+                for choice in choices:
+                    tried = thresholds.copy()
+                    tried[look] = choice
+                    point = table.point(tried)
+                    value = float(point["accuracy"]) - price * float(point["mean_macs"])  # type: ignore[arg-type]
+                    if value > best:
+                        best, thresholds = value, tried
+            if best == before:
+                break
+        found.append(thresholds)
+    return found
+
+
+def _levels(scores: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Thresholds worth trying: just below some of the scores, and 1, above which nobody is."""
+    quantiles = np.quantile(scores, np.linspace(0, 1, count), method="nearest").astype(np.float32)
+    return np.unique(np.append(np.nextafter(quantiles, np.float32(-1)), np.float32(1)))
+
+
+def best_points(table: LookTable, curve: list[NDArray[np.float32]]) -> list[dict[str, object]]:
+    """The operating points of a curve on this table, cheapest first, without those that cost more and achieve no more."""
+    points = [table.point(thresholds) for thresholds in curve]
+    kept: list[dict[str, object]] = []
+    for point in sorted(points, key=lambda p: (p["mean_macs"], -float(p["accuracy"]))):  # type: ignore[arg-type]
+        if not kept or float(point["accuracy"]) > float(kept[-1]["accuracy"]):  # type: ignore[arg-type]
+            kept.append(point)
+    return kept

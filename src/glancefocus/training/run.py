@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from glancefocus.bundle import Bundle, best_thresholds
 from glancefocus.data.datasets import Data, open_data
 from glancefocus.data.splits import mix, shuffled
-from glancefocus.early_exit.budget import geometric_curve
+from glancefocus.early_exit.budget import best_points, direct_curve, geometric_curve
 from glancefocus.early_exit.look_table import LookTable
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
@@ -300,12 +300,12 @@ class _Training:
 
 
 def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
-    """A bundle with thresholds chosen on the validation data by the paper's geometric rule."""
+    """A bundle with thresholds chosen on the validation data, by the paper's geometric rule and by direct search."""
     costs = count_costs(settings.network)
     evaluation = evaluate_every_look(net, data.val, workers=settings.data.workers)
     outcome = evaluation.outcome
     table = LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, costs.macs_after_look)
-    curve = [dict(table.point(thresholds)) for thresholds in geometric_curve(table)]
+    curve = [dict(point) for point in best_points(table, geometric_curve(table) + direct_curve(table))]
     notes: dict[str, Any] = {
         "data": settings.data.source,
         "validation_accuracy_per_look": [round(a, 4) for a in evaluation.accuracy_per_look],
