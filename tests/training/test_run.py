@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -345,3 +346,36 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
     assert len(fact["validation_accuracy_per_look"]) == 2
     assert [row["stage"] for row in metrics_of(tmp_path / "run")] == ["backbone", "joint", "aim"]
     assert gf.load(fact["bundle"]).classes == ("none", "30", "50", "80", "100")
+
+
+def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(stages=["glance", "recognise"]), tmp_path / "grown", quiet=True)
+    train(tiny(stages=["glance", "recognise", "aim"]), tmp_path / "grown", quiet=True)
+    train(tiny(stages=["glance", "recognise", "aim"]), tmp_path / "whole", quiet=True)
+    assert same_weights(weights_of(tmp_path / "grown"), weights_of(tmp_path / "whole"))
+
+
+def test_stages_that_forget_what_a_run_has_gone_through_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(stages=["recognise"]), tmp_path / "run", quiet=True)
+    with pytest.raises(
+        BadRun, match="has gone through recognise; its stages must begin with these, but now they are aim"
+    ):
+        train(tiny(stages=["aim"]), tmp_path / "run", quiet=True)
+
+
+def test_a_run_goes_on_from_a_whole_network_and_refuses_another_one(
+    tiny: Tiny, whole_run: Path, tmp_path: Path
+) -> None:
+    start = str(whole_run / "bundle")
+    settings = tiny(stages=["aim"], start=start)
+    bundle = train(settings, tmp_path / "run", quiet=True)
+    before = gf.load(start, device="cpu").net.state_dict()
+    same = [name for name, tensor in bundle.net.state_dict().items() if torch.equal(tensor, before[name])]
+    assert {name.split(".")[0] for name in before if name not in same} <= {"policy"}
+    with pytest.raises(BadRun, match="is another network: looks was 2, now 3"):
+        train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "other", quiet=True)
+
+
+def test_the_best_network_is_kept_beside_the_last(whole_run: Path) -> None:
+    kept = safetensors.torch.load_file(whole_run / "best.safetensors")
+    assert kept.keys() == weights_of(whole_run).keys()
