@@ -20,7 +20,7 @@ from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.views import Placement
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
-from glancefocus.evaluation.boxes import LookDrawn, draw_looks
+from glancefocus.evaluation.boxes import draw_looks, looks_taken
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
 
@@ -166,16 +166,7 @@ def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, in
     assert seen.picture is not None
     truth = Path(seen.file).parent.name
     known = truth in (outcome.classes or ())
-    drawn = [
-        LookDrawn(
-            box=None if look == 0 else boxes[look - 1],
-            number=look + 1,
-            confidence=float(outcome.confidence_after[row, look]),
-            label=(label := outcome.name(int(outcome.answer_after[row, look]))),
-            right=label == truth if known else None,
-        )
-        for look in range(int(outcome.looks[row]))
-    ]
+    drawn = looks_taken(outcome, row, boxes, truth if known else None)
     picture = draw_looks(seen.picture, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
     aside = file.with_name(f".{file.name}")
     try:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from glancefocus.outcome import Outcome
+
 # Okabe and Ito's colours, which the colour-blind can tell apart, each with the ink that reads best on it.
 RIGHT, WRONG, UNKNOWN = "#009E73", "#D55E00", "#0072B2"
 _INK = {RIGHT: "black", WRONG: "black", UNKNOWN: "white"}
@@ -53,6 +55,23 @@ class LookDrawn:
         """The line under the picture: "2 focus: 50  0.97"."""
         kind = "glance" if self.box is None else "focus"
         return f"{self.number} {kind}: {self.label}  {self.confidence:.2f}"
+
+
+def looks_taken(outcome: Outcome, row: int, boxes: Sequence[_Box], truth: str | None) -> list[LookDrawn]:
+    """The looks of one image of an outcome; boxes are those of its focus looks, truth its label where somebody knows it."""
+    taken = []
+    for look in range(int(outcome.looks[row])):
+        label = outcome.name(int(outcome.answer_after[row, look]))
+        taken.append(
+            LookDrawn(
+                box=None if look == 0 else boxes[look - 1],
+                number=look + 1,
+                confidence=float(outcome.confidence_after[row, look]),
+                label=label,
+                right=None if truth is None else label == truth,
+            )
+        )
+    return taken
 
 
 def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str = "") -> Image.Image:

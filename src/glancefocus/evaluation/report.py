@@ -14,7 +14,7 @@ from torch import Tensor
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.early_exit.rule import ExitRule
-from glancefocus.evaluation.boxes import LookDrawn, draw_looks
+from glancefocus.evaluation.boxes import draw_looks, looks_taken
 from glancefocus.evaluation.comparison import Comparison, table_of
 from glancefocus.evaluation.every_look import Evaluation
 from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
@@ -121,16 +121,8 @@ def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4
 def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> str:
     picture = split.images[row]
     truth = bundle.classes[int(split.labels[row])]
-    drawn = [
-        LookDrawn(
-            box=None if look == 0 else _box(outcome, row, look - 1, picture),
-            number=look + 1,
-            confidence=float(outcome.confidence_after[row, look]),
-            label=(label := outcome.name(int(outcome.answer_after[row, look]))),
-            right=label == truth,
-        )
-        for look in range(int(outcome.looks[row]))
-    ]
+    boxes = [_box(outcome, row, focus, picture) for focus in range(int(outcome.looks[row]) - 1)]
+    drawn = looks_taken(outcome, row, boxes, truth)
     image = draw_looks(Image.fromarray(picture.permute(1, 2, 0).numpy()), drawn, title=f"is {truth}")
     stream = io.BytesIO()
     image.save(stream, format="PNG", optimize=True)
