@@ -211,6 +211,14 @@ def test_topk_names_the_likeliest_classes(gf: Run, bundle_folder: Path, pictures
     assert all(name in table for name in ("cat", "dog", "eel"))
 
 
+@pytest.mark.parametrize("words", [("0.0", "1.0"), ("0.0,1.0",), ("0.0", "--thresholds", "1.0")])
+def test_thresholds_are_given_apart_with_commas_or_one_by_one(
+    words: tuple[str, ...], gf: Run, bundle_folder: Path, pictures: Path
+) -> None:
+    (answer,) = gf("predict", bundle_folder, pictures / "a.png", "--json", "--thresholds", *words).json
+    assert answer["looks"] == 1
+
+
 def test_looks_and_thresholds_say_when_to_stop(gf: Run, bundle_folder: Path, pictures: Path) -> None:
     (answer,) = gf("predict", bundle_folder, pictures / "a.png", "--looks", 2, "--json").json
     assert (answer["looks"], len(answer["boxes"])) == (2, 1)

@@ -11,7 +11,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.errors import GlancefocusError, UnknownName
+from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 
 app = cyclopts.App(
     name="gf",
@@ -71,7 +71,7 @@ def predict(
     files: Annotated[list[str], Parameter(allow_leading_hyphen=True)],  # a lone - is standard input
     *,
     looks: int | None = None,
-    thresholds: list[float] | None = None,
+    thresholds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     budget_macs: float | None = None,
     topk: int = 1,
     draw: Path | None = None,
@@ -92,7 +92,7 @@ def predict(
     looks
         Take exactly so many looks (anytime answer) instead of stopping when sure.
     thresholds
-        One confidence for each look but the last: stop above it. Give it several times: --thresholds 0.9 --thresholds 0.8.
+        One confidence for each look but the last: stop above it. --thresholds 0.9 0.8, or 0.9,0.8, after the files.
     budget_macs
         Average multiply-adds that an answer may cost; chooses among the bundle's stored operating points.
     topk
@@ -117,7 +117,7 @@ def predict(
         bundle,
         files,
         looks=looks,
-        thresholds=thresholds,
+        thresholds=None if thresholds is None else _numbers(thresholds),
         budget_macs=budget_macs,
         topk=topk,
         draw=draw,
@@ -280,6 +280,17 @@ def demo(
     from glancefocus.commands.demo import run_demo
 
     run_demo(output, seed=seed, as_json=json)
+
+
+def _numbers(words: list[str]) -> list[float]:
+    """Numbers given apart or with commas."""
+    numbers = []
+    for word in [part for text in words for part in text.split(",") if part]:
+        try:
+            numbers.append(float(word))
+        except ValueError:
+            raise BadSetting(f"a threshold is a number, but got {word!r}. Put the files before --thresholds.") from None
+    return numbers
 
 
 def main(arguments: list[str] | None = None) -> None:
