@@ -79,6 +79,8 @@ def main() -> None:
         reward: [measure(options.folder, reward, seed, base) for seed in range(options.seeds)] for reward in REWARDS
     }
     looks = base.settings.looks
+    recipe = train_settings("signs", stages=["2"])
+    epochs = recipe.aim.epochs * recipe.rounds
     head = [
         "reward",
         "glance",
@@ -92,7 +94,8 @@ def main() -> None:
         rows.append([reward, f"{100 * results[0]['accuracy_per_look'][0]:.1f}", *accuracy, *hits])
     body = (
         f"{markdown_table(rows)}\n\nMean ± deviation over {options.seeds} seeds, all on one "
-        "stage-I network, after stage II and without stage III, on 1000 test scenes. Hits: patches that hold the whole sign."
+        f"stage-I network, after {epochs} epochs of stage II and without stage III, on 1000 "
+        "test scenes. Hits: patches that hold the whole sign."
     )
     print(body)
     if options.write:
