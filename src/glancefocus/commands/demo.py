@@ -22,7 +22,7 @@ from glancefocus.training.settings import TrainSettings
 
 
 def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
-    """Train on `signs`, measure on scenes that nothing was chosen on, print one table, write one page."""
+    """Train on `signs`, measure on scenes that no weight and no threshold was chosen on, print one table, write one page."""
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
     try:
@@ -60,7 +60,7 @@ def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -
         evaluation=evaluation,
         gallery=gallery_of(bundle, split, bundle.exit_rule()),
         metrics=metrics,
-        note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that nothing was chosen on; a glance at "
+        note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that chose no weight or threshold; a glance at "
         f"{settings.network.glance_px} px, patches of {max(settings.network.patch_px)} px, up to {settings.network.looks} looks. "
         "Thresholds were chosen on the validation images.",
     )

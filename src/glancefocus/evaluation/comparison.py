@@ -15,7 +15,7 @@ from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 
 @dataclass(frozen=True)
 class Comparison:
-    """All figures on one split that nothing was chosen on; thresholds are the bundle's, chosen on other data.
+    """All figures on one split that no weight or threshold was chosen on; the point for the ratio is read off its curve.
 
     curve                         operating points: mean_macs, accuracy, thresholds, exits_per_look
     mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None where
