@@ -11,10 +11,13 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "torchvision_whole"}, False),
-    ({"settings", "scene", "look", "costs"}, True),  # the words: a look holds a scene, a scene is resized by a setting
+    ({"glancefocus", "errors", "torchvision_whole", "memory"}, False),
+    (
+        {"settings", "scene", "look", "costs", "latency"},
+        True,
+    ),  # the words: a look holds a scene, a scene is resized by a setting
     ({"network", "early_exit", "data", "outcome"}, False),
-    ({"adaptive", "bundle", "model_card"}, True),  # a bundle runs the loop
+    ({"adaptive", "bundle", "model_card", "stopping"}, True),  # a bundle runs the loop
     ({"evaluation", "export"}, False),
     ({"training", "serving"}, False),
     ({"commands"}, False),

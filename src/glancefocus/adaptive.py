@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from glancefocus.early_exit.rule import ExitRule
+from glancefocus.early_exit.rule import ExitRule, SizeRule
 from glancefocus.look import Aim, Look
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.scene import Scene
@@ -14,6 +14,12 @@ class Policy(Protocol):
     """Who aims."""
 
     def aim(self, look: Look) -> Aim: ...
+
+
+class SizedPolicy(Protocol):
+    """Who aims patches of the sizes that it is told."""
+
+    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim: ...
 
 
 class LookingNetwork(Protocol):
@@ -30,23 +36,40 @@ class Recorder(Protocol):
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None: ...
 
 
+class ChosenSizes:
+    """A policy whose patches have the sizes that a rule chooses."""
+
+    def __init__(self, policy: SizedPolicy, rule: SizeRule) -> None:
+        self.policy = policy
+        self.rule = rule
+
+    def aim(self, look: Look) -> Aim:
+        return self.policy.aim(look, self.rule.next_px(look))
+
+
 def run_looks(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
     """Look, let go whoever is sure, look closer at the rest; until nobody is left."""
-    look = net.glance(scene)
+    look = exit_rule.calibrated(net.glance(scene))
     while True:
-        leaving = exit_rule.leaves(look)
-        recorder.record(look, leaving, exit_rule.sure(look))
+        aim = policy.aim(look) if exit_rule.needs_aim(look) else None
+        sure = exit_rule.sure(look, aim)
+        leaving = exit_rule.leaves(look, sure)
+        recorder.record(look, leaving, sure)
         if bool(leaving.all()):
             return
         look = look.keep(~leaving)
-        look = net.focus(look, policy.aim(look))
+        aim = policy.aim(look) if aim is None else aim.keep((~leaving).nonzero(as_tuple=True)[0])
+        look = exit_rule.calibrated(net.focus(look, aim))
 
 
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:
     """The outcome of a scene. Rows that are sure leave the batch and stop costing anything.
 
-    policy  who aims; None: the network's own policy
+    policy  who aims; None: the network's own policy, with patches of the sizes that the rule chooses
     """
     recorder = OutcomeRecorder(exit_rule.looks)
-    run_looks(net, scene, exit_rule, net.policy if policy is None else policy, recorder)  # type: ignore[attr-defined]
-    return recorder.finish()
+    if policy is None:
+        own = net.policy  # type: ignore[attr-defined]
+        policy = ChosenSizes(own, exit_rule) if isinstance(exit_rule, SizeRule) else own
+    run_looks(net, scene, exit_rule, policy, recorder)
+    return recorder.finish(aims_first=exit_rule.score.needs_aim)

@@ -1,8 +1,10 @@
 """A bundle: one folder that can answer. Settings, weights, classes, costs, thresholds, and a model card for people."""
 
+import hashlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,17 +22,20 @@ from glancefocus.adaptive import look_until_sure
 from glancefocus.costs import Costs
 from glancefocus.data.pictures import as_rgb, read_picture
 from glancefocus.data.views import view_picture, view_tensor
-from glancefocus.early_exit.rule import ExitRule, every_look
-from glancefocus.errors import BadBudget, BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
+from glancefocus.early_exit.curve import best_thresholds, frozen
+from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
+from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
+from glancefocus.latency import Latency, device_name
 from glancefocus.model_card import model_card
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
-from glancefocus.network.official import load_official
+from glancefocus.network.official import imagenet_classes, load_official
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.stopping import Stopping
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
@@ -45,17 +50,23 @@ class Bundle:
 
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
-    thresholds  one for each look, what predict stops by; None: every look is taken
+    thresholds  one for each look (with several patch sizes a row of them), what predict stops by; None: every look is taken
     curve       operating points to choose from by budget: {"thresholds": [...], "mean_macs": ..., "accuracy": ...}
     notes       facts for the model card, such as accuracies that were measured
+    score       what the thresholds are for: confidence, entropy, value or random
+    temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
+    latencies   how long looking takes, for every device that was measured
     """
 
     net: GlanceFocus
     classes: tuple[str, ...]
     costs: Costs
-    thresholds: tuple[float, ...] | None = None
+    thresholds: tuple[Any, ...] | None = None
     curve: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+    score: str = "confidence"
+    temperatures: tuple[float, ...] | None = None
+    latencies: list[Latency] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -71,6 +82,10 @@ class Bundle:
             settings.patch_px
         ):
             raise BadBundle("the table of costs was counted for another network than this one.")
+        try:
+            self.exit_rule()
+        except BadSetting as error:
+            raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None
         self.net.eval()
 
     @property
@@ -90,47 +105,66 @@ class Bundle:
         self.net.to(device)
         return self
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights, settings and temperatures: what it answers depends on nothing else."""
+        told = json.dumps([to_plain(self.settings), self.temperatures], sort_keys=True)
+        digest = hashlib.sha256(told.encode())
+        for name, tensor in sorted(self._tensors().items()):
+            digest.update(name.encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def calibration(self) -> ExitRule:
+        """The rule that takes every look, with the bundle's temperatures."""
+        return replace(every_look(self.settings.looks), temperatures=self.temperatures)
+
     def exit_rule(
-        self, *, thresholds: Sequence[float] | None = None, looks: int | None = None, budget_macs: float | None = None
+        self,
+        *,
+        thresholds: Sequence[Any] | None = None,
+        looks: int | None = None,
+        budget_macs: float | None = None,
+        budget_ms: float | None = None,
     ) -> ExitRule:
-        """When predict stops: by given thresholds, after so many looks, within a budget, or as the bundle says."""
-        if sum(choice is not None for choice in (thresholds, looks, budget_macs)) > 1:
-            raise BadSetting("give thresholds, or a number of looks, or a budget, not several of them.")
-        most = self.settings.looks
-        if looks is not None:
-            if not 1 <= looks <= most:
-                raise BadSetting(f"this network takes 1 to {most} looks, not {looks}.")
-            return every_look(looks)
-        if budget_macs is not None:
-            thresholds = self._thresholds_within(budget_macs)
-        if thresholds is not None:
-            if len(thresholds) == most - 1:
-                thresholds = [*thresholds, 0.0]
-            if len(thresholds) != most:
-                raise BadSetting(
-                    f"this network takes {most} looks, so it needs {most - 1} thresholds, but got {len(thresholds)}."
-                )
-            return ExitRule(thresholds)
-        return every_look(most) if self.thresholds is None else ExitRule(self.thresholds)
+        """When predict stops: by given thresholds, after so many looks, within an average budget, or as the bundle says."""
+        stopping = Stopping(
+            self.settings, self.costs, self.thresholds, self.curve, self.score, self.temperatures, self.latency_here()
+        )
+        return stopping.rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
+
+    def latency_here(self) -> Latency | None:
+        """What was measured on the device that this bundle is on, with as many threads as now."""
+        name, threads = device_name(self.device), torch.get_num_threads()
+        own = [latency for latency in self.latencies if latency.device == name and latency.threads == threads]
+        return own[-1] if own else None
 
     def predict(
         self,
         pictures: Picture | Sequence[Picture],
         *,
-        thresholds: Sequence[float] | None = None,
+        thresholds: Sequence[Any] | None = None,
         looks: int | None = None,
         budget_macs: float | None = None,
+        budget_ms: float | None = None,
+        deadline_ms: float | None = None,
         batch_size: int = 32,
     ) -> Outcome:
         """What is in these pictures.
 
         pictures  files, bytes, PIL pictures, arrays (height, width, 3) of uint8, tensors (3, height, width) of uint8 or of floats
                   in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures.
-        thresholds, looks, budget_macs  when to stop, see exit_rule
+        thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
+        deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
         """
-        rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs)
+        started = time.perf_counter()
+        rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         images = [self.view(picture)[0] for picture in _as_list(pictures)]
-        return self.predict_images(images, rule, batch_size)
+        if deadline_ms is None:
+            return self.predict_images(images, rule, batch_size)
+        if not deadline_ms > 0:
+            raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
+        return self.predict_images(images, rule, batch_size, started + deadline_ms / 1000)
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
         """The normalised image (3, H, W) of a picture, and where it lies in it."""
@@ -153,39 +187,29 @@ class Bundle:
             )
         return image, placement
 
-    def predict_images(self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32) -> Outcome:
-        """The same for images that are viewed and normalised already."""
+    def predict_images(
+        self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32, ends_at: float | None = None
+    ) -> Outcome:
+        """The same for images that are viewed and normalised already.
+
+        ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
+        """
         if batch_size < 1:
             raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
         parts = []
-        for start in range(0, len(images), batch_size):
+        starts = range(0, len(images), batch_size)
+        for done, start in enumerate(starts):
             scene = as_scene([image.to(self.device) for image in images[start : start + batch_size]])
+            if ends_at is not None:
+                now = time.perf_counter()
+                rule = replace(
+                    rule, deadline=Deadline(time.perf_counter, now, now + (ends_at - now) / (len(starts) - done))
+                )
             with torch.inference_mode():
                 parts.append(look_until_sure(self.net, scene, rule))
         if not parts:
             raise BadImage("there are no pictures to look at.")
         return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
-
-    def _thresholds_within(self, budget_macs: float) -> list[float]:
-        spent = self.costs.macs_after_look
-        if not budget_macs >= spent[0]:
-            raise BadBudget(
-                f"a budget of {budget_macs:.3g} multiply-adds is less than one glance ({spent[0]:.3g}). Raise the budget."
-            )
-        if budget_macs >= spent[-1]:
-            return [1.0] * (len(spent) - 1) + [0.0]
-        points = [p for p in self.curve if p.get("mean_macs") is not None]
-        if not points:
-            raise BadBudget(
-                "this bundle has no operating points to choose from. Give thresholds or a number of looks instead."
-            )
-        affordable = [p for p in points if p["mean_macs"] <= budget_macs]
-        if not affordable:
-            # Between one glance and the cheapest point nothing was measured; stopping everybody at the glance always fits.
-            return [0.0] * len(spent)
-        points = affordable
-        best = max(points, key=lambda p: (p.get("accuracy") or 0.0, p["mean_macs"]))
-        return list(best["thresholds"])
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
@@ -198,6 +222,17 @@ class Bundle:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
 
+    def update(self, folder: str | Path) -> None:
+        """Write thresholds, curve and notes into the bundle that is there; its weights are left alone."""
+        folder = Path(folder)
+        try:
+            for name, text in self._texts().items():
+                aside = folder / f".{name}"
+                aside.write_text(text, encoding="utf-8")
+                aside.replace(folder / name)
+        except OSError as error:
+            raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
+
     def _replace(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -205,10 +240,8 @@ class Bundle:
         try:
             aside.chmod(0o755)
             safetensors.torch.save_file(self._tensors(), aside / WEIGHTS_FILE)
-            plain = json.dumps(self._plain(), indent=1, allow_nan=False) + "\n"
-            (aside / SETTINGS_FILE).write_text(plain, encoding="utf-8")
-            card = model_card(self.settings, self.classes, self.costs, self.notes, self.curve)
-            (aside / CARD_FILE).write_text(card, encoding="utf-8")
+            for name, text in self._texts().items():
+                (aside / name).write_text(text, encoding="utf-8")
             if folder.exists():
                 folder.rename(replaced)
             aside.rename(folder)
@@ -219,6 +252,13 @@ class Bundle:
             raise
         shutil.rmtree(replaced, ignore_errors=True)
 
+    def _texts(self) -> dict[str, str]:
+        """{file: content} of everything but the weights."""
+        return {
+            CARD_FILE: model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
+            SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
+        }
+
     def _plain(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -226,7 +266,10 @@ class Bundle:
             "network": to_plain(self.settings),
             "classes": list(self.classes),
             "costs": self.costs.to_plain(),
-            "thresholds": None if self.thresholds is None else list(self.thresholds),
+            "thresholds": self.thresholds,
+            "score": self.score,
+            "temperatures": self.temperatures,
+            "latencies": [latency.to_plain() for latency in self.latencies],
             "curve": self.curve,
             "notes": self.notes,
         }
@@ -307,30 +350,6 @@ def _from_official(path: Path, model: str | None, patch_px: int | None, looks: i
     return bundle
 
 
-def best_thresholds(curve: list[dict[str, Any]]) -> tuple[float, ...] | None:
-    """The cheapest point within a tenth of a percentage point of the best; without accuracies the middle one."""
-    if not curve:
-        return None
-    measured = [p for p in curve if "accuracy" in p and "mean_macs" in p]
-    if not measured:
-        return tuple(curve[len(curve) // 2]["thresholds"])
-    best = max(p["accuracy"] for p in measured)
-    good = [p for p in measured if p["accuracy"] >= best - 0.001]
-    return tuple(min(good, key=lambda p: p["mean_macs"])["thresholds"])
-
-
-def imagenet_classes(count: int) -> tuple[str, ...]:
-    """Names of ImageNet's classes where there are 1000; their numbers otherwise."""
-    if count != 1000:
-        return tuple(str(i) for i in range(count))
-    from timm.data import ImageNetInfo
-
-    info = ImageNetInfo("imagenet-1k")
-    names = [info.index_to_description(i).split(",")[0] for i in range(count)]
-    twice = {name for name in names if names.count(name) > 1}
-    return tuple(f"{n} ({info.index_to_label_name(i)})" if n in twice else n for i, n in enumerate(names))
-
-
 def _as_list(pictures: Picture | Sequence[Picture]) -> list[Picture]:
     if isinstance(pictures, Tensor) and pictures.dim() == 4:
         return list(pictures)
@@ -340,20 +359,25 @@ def _as_list(pictures: Picture | Sequence[Picture]) -> list[Picture]:
 
 
 def _told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Classes, thresholds, curve and notes out of the settings file, whose values may be of any kind."""
-    classes, thresholds = plain.get("classes"), plain.get("thresholds")
-    curve, notes = plain.get("curve", []), plain.get("notes", {})
-    numbers = thresholds is None or (
-        isinstance(thresholds, list) and all(isinstance(t, (int, float)) for t in thresholds)
-    )
-    if not isinstance(classes, list) or not numbers or not isinstance(curve, list) or not isinstance(notes, dict):
-        raise BadBundle(f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be.")
-    return {
-        "classes": tuple(str(name) for name in classes),
-        "thresholds": None if thresholds is None else tuple(float(t) for t in thresholds),
-        "curve": curve,
-        "notes": notes,
-    }
+    """Everything but the network out of the settings file, whose values may be of any kind."""
+    classes, curve, notes = plain.get("classes"), plain.get("curve", []), plain.get("notes", {})
+    try:
+        if not isinstance(classes, list) or not isinstance(notes, dict) or not all(isinstance(p, dict) for p in curve):
+            raise ValueError
+        thresholds, temperatures = plain.get("thresholds"), plain.get("temperatures")
+        return {
+            "classes": tuple(str(name) for name in classes),
+            "thresholds": None if thresholds is None else frozen(thresholds),
+            "curve": list(curve),
+            "notes": notes,
+            "score": str(plain.get("score", "confidence")),
+            "temperatures": None if temperatures is None else tuple(float(t) for t in temperatures),
+            "latencies": [Latency.from_plain(latency) for latency in plain.get("latencies", [])],
+        }
+    except (TypeError, ValueError, BadSetting):
+        raise BadBundle(
+            f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be."
+        ) from None
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:

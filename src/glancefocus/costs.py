@@ -1,6 +1,8 @@
 """What looking costs, in multiply-adds: a table of numbers that exits, budgets and reports share."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ class Costs:
     encoder_macs            the glance encoder on a glance, without its own head
     encoder_with_head_macs  the same with it
     focus_encoder_macs      the focus encoder on a patch of each size: {patch_px: macs}
-    policy_macs             one aim
+    policy_macs             the aim after the glance
     classifier_macs         the answer after look 1, 2, ... T
     backbone_macs           the plain backbone, head included, on the whole image
+    focus_policy_macs       the aim after a patch of each size: {patch_px: macs}; what is not there costs as after the glance
     """
 
     encoder_macs: int
@@ -27,30 +30,59 @@ class Costs:
     policy_macs: int
     classifier_macs: tuple[int, ...]
     backbone_macs: int
+    focus_policy_macs: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def looks(self) -> int:
+        return len(self.classifier_macs)
 
     @property
     def macs_after_look(self) -> tuple[int, ...]:
         """Everything spent when leaving after look 1, 2, ... T, with patches of the largest size."""
-        patch_px = max(self.focus_encoder_macs)
-        spent = [self.encoder_macs + self.classifier_macs[0]]
-        for answer_macs in self.classifier_macs[1:]:
-            spent.append(spent[-1] + self.policy_macs + self.focus_encoder_macs[patch_px] + answer_macs)
+        return self.macs_along([max(self.focus_encoder_macs)] * (self.looks - 1))
+
+    def macs_along(self, patches_px: Sequence[int]) -> tuple[int, ...]:
+        """Everything spent when leaving after the glance, after the first of these patches, after the second, ..."""
+        spent, last_px = [self.encoder_macs + self.classifier_macs[0]], None
+        for px, answer_macs in zip(patches_px, self.classifier_macs[1:], strict=False):
+            spent.append(spent[-1] + self.aim_macs(last_px) + self.focus_encoder_macs[px] + answer_macs)
+            last_px = px
         return tuple(spent)
 
-    def spent(self, looks: Tensor, patch_px: Tensor) -> Tensor:
+    def macs_of(self, patches_px: Sequence[int], aims_first: bool = False) -> int:
+        """Everything spent when leaving after these patches; aims_first: one more aim, unless it was the last look."""
+        spent = self.macs_along(patches_px)[-1]
+        if aims_first and len(patches_px) < self.looks - 1:
+            spent += self.aim_macs(patches_px[-1] if patches_px else None)
+        return spent
+
+    def macs_of_tree(self, aims_first: bool = False) -> tuple[int, ...]:
+        """The same for every sequence of patch sizes, in the order of a look table's nodes."""
+        sizes = tuple(self.focus_encoder_macs)
+        paths = (path for looks in range(self.looks) for path in itertools.product(sizes, repeat=looks))
+        return tuple(self.macs_of(path, aims_first) for path in paths)
+
+    def aim_macs(self, last_px: int | None) -> int:
+        """One aim, after a patch of this size; None: after the glance."""
+        return self.policy_macs if last_px is None else self.focus_policy_macs.get(last_px, self.policy_macs)
+
+    def spent(self, looks: Tensor, patch_px: Tensor, aims_first: bool = False) -> Tensor:
         """What each image cost that left after so many looks, (N,) float64.
 
         looks     (N,) number of looks taken
         patch_px  (N, at most T - 1) side of each focus patch; what lies beyond `looks` does not count
+        aims_first  whoever left before the last look had been aimed for already
         """
-        total = torch.full(looks.shape, float(self.encoder_macs + self.classifier_macs[0]), dtype=torch.float64)
-        for index in range(patch_px.shape[1]):
-            answer_macs = self.classifier_macs[index + 1]
-            looked = looks.cpu() >= index + 2
-            for px, encoder_macs in self.focus_encoder_macs.items():
-                rows = looked & (patch_px[:, index].cpu() == px)
-                total[rows] += self.policy_macs + encoder_macs + answer_macs
-        return total
+        known = set(self.focus_encoder_macs) | {0}
+        looks, patch_px = looks.cpu(), patch_px.cpu()
+        # A column of zeros in front: there is always something to compare rows by.
+        patch_px = torch.cat([torch.zeros_like(looks)[:, None], patch_px], dim=1)
+        taken = torch.where(torch.arange(1, patch_px.shape[1] + 1) <= looks[:, None], patch_px, 0)
+        paths, which = torch.unique(taken, dim=0, return_inverse=True)
+        for px in sorted(set(paths.flatten().tolist()) - known):
+            raise BadSetting(f"the table of costs has no patch of {px} px, only {sorted(self.focus_encoder_macs)}.")
+        spent = [self.macs_of([px for px in path if px > 0], aims_first) for path in paths.tolist()]
+        return torch.tensor(spent, dtype=torch.float64)[which]
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON, whose keys are strings."""
@@ -59,6 +91,7 @@ class Costs:
             "encoder_with_head_macs": self.encoder_with_head_macs,
             "focus_encoder_macs": {str(px): macs for px, macs in self.focus_encoder_macs.items()},
             "policy_macs": self.policy_macs,
+            "focus_policy_macs": {str(px): macs for px, macs in self.focus_policy_macs.items()},
             "classifier_macs": list(self.classifier_macs),
             "macs_after_look": list(self.macs_after_look),
             "backbone_macs": self.backbone_macs,
@@ -74,6 +107,7 @@ class Costs:
                 policy_macs=int(plain["policy_macs"]),
                 classifier_macs=tuple(int(m) for m in plain["classifier_macs"]),
                 backbone_macs=int(plain["backbone_macs"]),
+                focus_policy_macs={int(px): int(macs) for px, macs in plain.get("focus_policy_macs", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadSetting(f"the table of costs is damaged: {type(error).__name__} {error}.") from None

@@ -29,8 +29,9 @@ def model_card(
         f"| plain backbone, {settings.view.height_px}x{settings.view.width_px} px | {costs.backbone_macs / 1e6:,.1f}M |",
         "",
     ]
-    if notes:
-        lines += ["## Notes", "", *(f"- {name.replace('_', ' ')}: {value}" for name, value in notes.items()), ""]
+    told = {name: value for name, value in notes.items() if name not in ("data_settings", "thresholds_data")}
+    if told:
+        lines += ["## Notes", "", *(f"- {name.replace('_', ' ')}: {value}" for name, value in told.items()), ""]
     if curve:
         lines += [f"{len(curve)} operating points are stored; `--budget-macs` chooses among them.", ""]
     return "\n".join(lines)

@@ -23,6 +23,7 @@ class Outcome:
     where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN where there was no look
     patch_px    (N, T - 1) side of each patch; 0 where there was no look
     answer_after, confidence_after  (N, T) after each look; -1 and NaN where there was none
+    aims_first  the policy had aimed before an image could leave, and that was paid for
     """
 
     answer: Tensor
@@ -36,6 +37,7 @@ class Outcome:
     confidence_after: Tensor
     classes: tuple[str, ...] | None = None
     costs: Costs | None = None
+    aims_first: bool = False
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -54,7 +56,7 @@ class Outcome:
         """(N,) multiply-adds that each image really cost."""
         if self.costs is None:
             raise ValueError("this outcome was recorded without a table of costs")
-        return self.costs.spent(self.looks, self.patch_px)
+        return self.costs.spent(self.looks, self.patch_px, self.aims_first)
 
     def name(self, index: int) -> str:
         return str(index) if self.classes is None else self.classes[index]

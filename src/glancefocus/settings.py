@@ -95,6 +95,8 @@ class NetworkSettings:
             raise BadSetting(f"the number of looks must be from 1 to 64, but got {self.looks}.")
         if not self.patch_px or len(set(self.patch_px)) != len(self.patch_px):
             raise BadSetting(f"patch_px must name one or several different sizes, but got {list(self.patch_px)}.")
+        if list(self.patch_px) != sorted(self.patch_px):
+            raise BadSetting(f"patch_px names the smallest size first, but got {list(self.patch_px)}.")
         if min(self.glance_px, *self.patch_px) < 8:
             raise BadSetting(
                 f"a glance of {self.glance_px} px and patches of {list(self.patch_px)} px: each must be at least 8 px."

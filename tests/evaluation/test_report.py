@@ -16,7 +16,7 @@ from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.comparison import compare
 from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
-from glancefocus.evaluation.report import chosen_point, gallery_of, write_report
+from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.settings import ViewSettings
 
 CURVE = [
@@ -85,15 +85,13 @@ def test_a_report_has_its_sections_and_needs_nothing_else(
     small_bundle: Callable[..., Bundle], split: MemorySplit, tmp_path: Path
 ) -> None:
     bundle = small_bundle(thresholds=(0.5, 0.5, 0.0), curve=CURVE)
-    comparison, evaluation = compare(bundle, split, backbone_accuracy=0.25)
+    comparison = compare(bundle, split, backbone_accuracy=0.25)
     gallery = gallery_of(bundle, split, bundle.exit_rule())
     file = tmp_path / "report.html"
     write_report(
         file,
         title="cats <& dogs>",
-        bundle=bundle,
         comparison=comparison,
-        evaluation=evaluation,
         gallery=gallery,
         metrics=METRICS,
         note="12 images",
@@ -136,10 +134,10 @@ def test_the_chosen_point_says_how_right_those_are_that_leave_at_each_look(
     small_bundle: Callable[..., Bundle], split: MemorySplit
 ) -> None:
     bundle = small_bundle(thresholds=(0.0, 0.5, 0.0))
-    _, evaluation = compare(bundle, split, None)
-    point = chosen_point(bundle, evaluation)
+    comparison = compare(bundle, split, None)
+    point = comparison.chosen
     assert point["exits_per_look"] == [12, 0, 0]  # every confidence is above 0
-    assert point["accuracy_of_exits"] == [pytest.approx(evaluation.accuracy_per_look[0], abs=1e-6), None, None]
+    assert point["accuracy_of_exits"] == [pytest.approx(comparison.accuracy_per_look[0], abs=1e-6), None, None]
     assert point["mean_macs"] == bundle.costs.macs_after_look[0]
 
 

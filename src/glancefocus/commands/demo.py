@@ -15,6 +15,7 @@ from glancefocus.errors import BadData
 from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
+from glancefocus.memory import keep_freed_memory
 from glancefocus.training.checkpoint import write_aside
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import Interrupted, load_backbone, train
@@ -23,6 +24,7 @@ from glancefocus.training.settings import TrainSettings
 
 def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     """Train on `signs`, measure on scenes that no weight and no threshold was chosen on, print one table, write one page."""
+    keep_freed_memory()
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
     try:
@@ -49,15 +51,13 @@ def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -
         raise BadData("a report with a gallery needs images held in memory. Train with --in-memory.")
     plain = load_backbone(settings, run)
     accuracy = None if plain is None else backbone_accuracy(plain, split)
-    comparison, evaluation = compare(bundle, split, accuracy)
+    comparison = compare(bundle, split, accuracy)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     view = settings.network.view
     write_report(
         page,
         title=f"glancefocus on {settings.data.source}",
-        bundle=bundle,
         comparison=comparison,
-        evaluation=evaluation,
         gallery=gallery_of(bundle, split, bundle.exit_rule()),
         metrics=metrics,
         note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that chose no weight or threshold; a glance at "

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,10 @@ def predict_files(
     files: Sequence[str],
     *,
     looks: int | None,
-    thresholds: Sequence[float] | None,
+    thresholds: Sequence[Any] | None,
     budget_macs: float | None,
+    budget_ms: float | None,
+    deadline_ms: float | None,
     topk: int,
     draw: Path | None,
     batch_size: int,
@@ -56,7 +59,11 @@ def predict_files(
     if max_pixels is not None and max_pixels < 1:
         raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
     bundle = load(bundle_folder)
-    rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs)
+    if thresholds is not None and len(bundle.settings.patch_px) > 1:
+        thresholds = _by_look(thresholds, len(bundle.settings.patch_px))
+    rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
+    if deadline_ms is not None and not deadline_ms > 0:
+        raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {deadline_ms}.")
     answers: dict[int, dict[str, Any]] = {}
     names = _names(files, answers)
     if draw is not None:
@@ -68,7 +75,7 @@ def predict_files(
         task = progress.add_task("looking", total=len(names))
         for batch in _batches(bundle, names, max_pixels or MAX_PIXELS, batch_size, draw is not None, answers):
             if batch:
-                _answer(bundle, rule, batch, topk, draw, answers)
+                _answer(bundle, rule, batch, topk, draw, answers, deadline_ms)
             progress.update(task, completed=len(answers))
     ordered = [answers[index] for index in sorted(answers)]
     if as_json:
@@ -79,6 +86,15 @@ def predict_files(
     for answer in failed:
         print(f"gf: {answer['error']}", file=sys.stderr)  # noqa: T201
     return 2 if failed else 0
+
+
+def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
+    """Thresholds given one after the other, as a row for each look."""
+    if len(numbers) % sizes:
+        raise BadSetting(
+            f"this network has {sizes} patch sizes: give {sizes} thresholds for each look, but got {len(numbers)}."
+        )
+    return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
 
 
 def _names(files: Sequence[str], answers: dict[int, dict[str, Any]]) -> list[str]:
@@ -129,8 +145,10 @@ def _answer(
     topk: int,
     draw: Path | None,
     answers: dict[int, dict[str, Any]],
+    deadline_ms: float | None,
 ) -> None:
-    outcome = bundle.predict_images([seen.image for _, seen in batch], rule, batch_size=len(batch))
+    ends_at = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1000
+    outcome = bundle.predict_images([seen.image for _, seen in batch], rule, len(batch), ends_at)
     cost_macs = outcome.cost_macs.tolist()
     for row, (index, seen) in enumerate(batch):
         boxes = _boxes(outcome, row, seen)
@@ -143,6 +161,7 @@ def _answer(
             "sure": bool(outcome.sure[row]),
             "where": [[float(v) for v in place] for place in outcome.where[row, : taken - 1].tolist()],
             "boxes": [list(box) for box in boxes],
+            "patch_px": outcome.patch_px[row, : taken - 1].tolist(),
             "cost_macs": int(cost_macs[row]),
             "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
         }

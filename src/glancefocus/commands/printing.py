@@ -1,6 +1,10 @@
 """Where commands print: tables for people on standard output, progress on standard error."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -14,3 +18,18 @@ def output() -> Console:
 def notices() -> Console:
     """Standard error, for progress and remarks, so that standard output can be piped."""
     return Console(stderr=True)
+
+
+@contextmanager
+def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A function of (what, done, total) that shows a bar for everything it is told about; the bars go when the block ends."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notices(), transient=True, disable=quiet) as progress:
+        tasks: dict[str, object] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        yield tell

@@ -10,12 +10,14 @@ from typing import Any
 
 from glancefocus.commands.printing import notices, output
 from glancefocus.errors import BadSetting
+from glancefocus.memory import keep_freed_memory
 from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, prepare_folder, threads_per_process, train
 from glancefocus.training.settings import TrainSettings
 
 
 def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
     """Train, and say what came of it and how to ask it."""
+    keep_freed_memory()
     try:
         bundle = train(settings, folder, quiet=as_json)
     except Interrupted:

@@ -99,31 +99,54 @@ Row = tuple[str, Path, int]  # split, file, label
 
 def read_folder(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[str, ...]]:
     """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file with a seeded share held out."""
+    rows, classes = read_labelled_folder(path)
     if (path / "train").is_dir():
         classes = _class_folders(path / "train")
-        rows: list[Row] = [("train", file, label) for file, label in _files_of(path / "train", classes)]
-        for name in ("val", "test"):
-            if (path / name).is_dir():
-                held = _class_folders(path / name)
-                foreign = [c for c in held if c not in classes]
-                if foreign:
-                    raise BadData(
-                        f"{path / name} has the class {foreign[0]!r}, which {path / 'train'} has not. "
-                        "Every class must be in train."
-                    )
-                rows += [(name, file, label) for file, label in _files_of(path / name, classes)]
         if not (path / "val").is_dir():
             rows = _hold_out(rows, val_share, seed)
     else:
-        classes = _class_folders(path)
-        rows = _hold_out([("train", file, label) for file, label in _files_of(path, classes)], val_share, seed)
+        rows = _hold_out([("train", file, label) for _, file, label in rows], val_share, seed)
     if len(classes) < 2:
         raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two class folders.")
     return rows, classes
 
 
+def read_labelled_folder(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+    """train/CLASS/file, val/CLASS/file and test/CLASS/file as far as they are there; or CLASS/file, the split `all`."""
+    names = [name for name in ("train", "val", "test") if (path / name).is_dir()]
+    if not names:
+        classes = _class_folders(path)
+        return [("all", file, label) for file, label in _files_of(path, classes)], classes
+    classes = _class_folders(path / names[0])
+    rows: list[Row] = []
+    for name in names:
+        foreign = [c for c in _class_folders(path / name) if c not in classes]
+        if foreign and names[0] == "train":
+            raise BadData(
+                f"{path / name} has the class {foreign[0]!r}, which {path / 'train'} has not. Every class must be in train."
+            )
+        classes += tuple(foreign)
+        rows += [(name, file, label) for file, label in _files_of(path / name, classes)]
+    return rows, classes
+
+
 def read_csv(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[str, ...]]:
     """Lines of path,label or path,label,split; paths are relative to the CSV; a first line of names is passed over."""
+    rows, classes = read_labelled_csv(path)
+    rows = [("train" if split == "all" else split, file, label) for split, file, label in rows]
+    if len(classes) < 2:
+        raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two.")
+    known = {row[0] for row in rows}
+    for split in known - {"train"}:
+        seen = {label for name, _, label in rows if name == "train"}
+        foreign = {classes[label] for name, _, label in rows if name == split} - {classes[label] for label in seen}
+        if foreign:
+            raise BadData(f"{path}: the class {min(foreign)!r} is in {split} but not in train.")
+    return (rows if "val" in known else _hold_out(rows, val_share, seed)), classes
+
+
+def read_labelled_csv(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+    """The same as they stand there; where no line names a split, all are in the split `all`."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             lines = [line for line in csv.reader(stream) if line and any(cell.strip() for cell in line)]
@@ -137,25 +160,15 @@ def read_csv(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[
     if not lines:
         raise BadData(f"{path} is empty. Write lines of path,label.")
     classes = tuple(sorted({line[1].strip() for line in lines}))
-    if len(classes) < 2:
-        raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two.")
+    unnamed = "train" if any(len(line) == 3 for line in lines) else "all"
     rows: list[Row] = [
-        (
-            line[2].strip() if len(line) == 3 else "train",
-            path.parent / line[0].strip(),
-            classes.index(line[1].strip()),
-        )
+        (line[2].strip() if len(line) == 3 else unnamed, path.parent / line[0].strip(), classes.index(line[1].strip()))
         for line in lines
     ]
-    known = {row[0] for row in rows}
-    if known - {"train", "val", "test"}:
-        raise BadData(f"{path}: a split is train, val or test, but there is {min(known - {'train', 'val', 'test'})!r}.")
-    for split in known - {"train"}:
-        seen = {label for name, _, label in rows if name == "train"}
-        foreign = {classes[label] for name, _, label in rows if name == split} - {classes[label] for label in seen}
-        if foreign:
-            raise BadData(f"{path}: the class {min(foreign)!r} is in {split} but not in train.")
-    return (rows if "val" in known else _hold_out(rows, val_share, seed)), classes
+    foreign = {line[2].strip() for line in lines if len(line) == 3} - {"train", "val", "test"}
+    if foreign:
+        raise BadData(f"{path}: a split is train, val or test, but there is {min(foreign)!r}.")
+    return rows, classes
 
 
 def without_bad_files(

@@ -1,87 +1,82 @@
-"""Thresholds out of a look table (paper, section 3.4)."""
+"""Thresholds out of a look table and a budget: everything that users of this layer need."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from glancefocus.early_exit.look_table import LookTable
+from glancefocus.early_exit.checks import check_budget, check_table
+from glancefocus.early_exit.direct import direct_curve, direct_within
+from glancefocus.early_exit.geometric import (
+    PAPER_RATIOS,
+    RELEASED_RATIOS,
+    cost_and_accuracy,
+    geometric_curve,
+    geometric_shares,
+    geometric_thresholds,
+    geometric_within,
+)
+from glancefocus.early_exit.look_table import LookTable, Thresholds
+from glancefocus.early_exit.size_search import genetic_front, genetic_within
 
-# The released code's range; below 1 most images leave early, above 1 most leave late. The paper's rule is the half below 1.
-RELEASED_RATIOS = tuple(np.arange(1, 40) / 20)
+__all__ = [
+    "PAPER_RATIOS",
+    "RELEASED_RATIOS",
+    "best_points",
+    "check_budget",
+    "check_table",
+    "direct_curve",
+    "direct_within",
+    "genetic_front",
+    "genetic_within",
+    "geometric_curve",
+    "geometric_shares",
+    "geometric_thresholds",
+    "geometric_within",
+    "solve_at",
+    "solve_curve",
+]
 
 
-def geometric_shares(ratio: float, looks: int) -> NDArray[np.float64]:
-    """(T,) the share of images that should leave after each look: proportional to ratio^t, summing to 1."""
-    shares = ratio ** np.arange(1, looks + 1, dtype=np.float64)
-    return np.asarray(shares / shares.sum())
+def solve_curve(table: LookTable, points: int = 40, *, seed: int = 0) -> list[dict[str, Any]]:
+    """The best operating point within each of evenly spaced budgets, from leaving at the glance to every look for everybody.
 
-
-def geometric_thresholds(table: LookTable, ratio: float) -> NDArray[np.float32]:
-    """(T,) thresholds that let the geometric shares leave: at each look the surest of those that are still there.
-
-    A look from which nobody leaves gets 1; the last one gets 0, where everybody does.
+    A dearer budget is never less accurate; where spending more achieves nothing, its point may be one of a cheaper budget.
     """
-    count = table.score.shape[0]
-    thresholds = np.ones(table.looks, dtype=np.float32)
-    thresholds[-1] = 0
-    here = np.ones(count, dtype=bool)
-    for look, share in enumerate(geometric_shares(ratio, table.looks)[:-1]):
-        leaving = int(np.floor(count * share))
-        scores = table.score[here, look]
-        if leaving < 1 or leaving > len(scores):
-            continue
-        surest = np.partition(scores, len(scores) - leaving)[len(scores) - leaving]
-        # We leave above a threshold, the rule at it or above: the least step below makes both the same.
-        thresholds[look] = np.nextafter(surest, np.float32(-1))
-        here &= table.score[:, look] < surest
-    return thresholds
+    budgets = np.linspace(table.cheapest, table.dearest, points).tolist()
+    found = solve_at(table, budgets, seed=seed)
+    return [
+        {f"budget_{table.unit}": budget, **table.point(thresholds)}
+        for budget, thresholds in zip(budgets, found, strict=True)
+    ]
 
 
-def geometric_curve(table: LookTable, ratios: tuple[float, ...] = RELEASED_RATIOS) -> list[NDArray[np.float32]]:
-    """Thresholds for every ratio, from cheap to dear."""
-    return [geometric_thresholds(table, ratio) for ratio in ratios]
+def solve_at(table: LookTable, budgets: Sequence[float], *, seed: int = 0) -> list[Thresholds]:
+    """The best thresholds within each budget: directly searched with one patch size, by the genetic algorithm with several."""
+    budgets = list(budgets)
+    if table.sizes == 1:
+        found = direct_curve(table, budgets)
+    else:
+        found = affordable(table, genetic_front(table, budgets=budgets, seed=seed), budgets)
+    return [table.leave() if budget <= table.cheapest else th for budget, th in zip(budgets, found, strict=True)]
 
 
-def direct_curve(table: LookTable, levels: int = 24, trade_offs: int = 24) -> list[NDArray[np.float32]]:
-    """Thresholds searched for directly: accuracy less a price for multiply-adds, for many prices.
-
-    For each price the thresholds of one look at a time are set to the best of `levels` quantiles of its scores, in turns until
-    nothing changes; it starts from the geometric rule's best.
-    """
-    starts = geometric_curve(table)
-    points = [table.point(start) for start in starts]
-    spread = float(table.macs[-1] - table.macs[0]) or 1.0
-    candidates = [_levels(table.score[:, look], levels) for look in range(table.looks - 1)]
-    found = []
-    for price in np.geomspace(0.003, 3.0, trade_offs) / spread:
-        worth = [float(p["accuracy"]) - price * float(p["mean_macs"]) for p in points]  # type: ignore[arg-type]
-        best, thresholds = max(worth), starts[int(np.argmax(worth))].copy()
-        for _ in range(4):
-            before = best
-            for look, choices in enumerate(candidates):
-                for choice in choices:
-                    tried = thresholds.copy()
-                    tried[look] = choice
-                    point = table.point(tried)
-                    value = float(point["accuracy"]) - price * float(point["mean_macs"])  # type: ignore[arg-type]
-                    if value > best:
-                        best, thresholds = value, tried
-            if best == before:
-                break
-        found.append(thresholds)
-    return found
+def affordable(table: LookTable, curve: list[Thresholds], budgets: list[float]) -> list[Thresholds]:
+    """For each budget the most accurate thresholds of a curve that fit into it, of equal ones the dearest."""
+    ranked = [(*cost_and_accuracy(table.point(thresholds), table.unit), thresholds) for thresholds in curve]
+    chosen = []
+    for budget in budgets:
+        fitting = [entry for entry in ranked if entry[0] <= budget]
+        best = max(fitting, key=lambda entry: (entry[1], entry[0]), default=None)
+        chosen.append(table.leave() if best is None else best[2])
+    return chosen
 
 
-def _levels(scores: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Thresholds worth trying: just below some of the scores, and 1, above which nobody is."""
-    quantiles = np.quantile(scores, np.linspace(0, 1, count), method="nearest").astype(np.float32)
-    return np.unique(np.append(np.nextafter(quantiles, np.float32(-1)), np.float32(1)))
-
-
-def best_points(table: LookTable, curve: list[NDArray[np.float32]]) -> list[dict[str, object]]:
+def best_points(table: LookTable, curve: list[Thresholds]) -> list[dict[str, Any]]:
     """The operating points of a curve on this table, cheapest first, without those that cost more and achieve no more."""
     points = [table.point(thresholds) for thresholds in curve]
-    kept: list[dict[str, object]] = []
-    for point in sorted(points, key=lambda p: (p["mean_macs"], -float(p["accuracy"]))):  # type: ignore[arg-type]
-        if not kept or float(point["accuracy"]) > float(kept[-1]["accuracy"]):  # type: ignore[arg-type]
+    kept: list[dict[str, Any]] = []
+    for point in sorted(points, key=lambda p: (p[f"mean_{table.unit}"], -p["accuracy"])):
+        if not kept or point["accuracy"] > kept[-1]["accuracy"]:
             kept.append(point)
     return kept

@@ -1,6 +1,8 @@
 """The network against what it must beat: random aims, centre-corner aims, and the plain backbone at full resolution."""
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import torch
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import Split
 from glancefocus.early_exit.look_table import LookTable
+from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
 from glancefocus.evaluation.every_look import Evaluation, evaluate_every_look
+from glancefocus.evaluation.recording import record_looks
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 
 
@@ -18,6 +22,7 @@ class Comparison:
     """All figures on one split that no weight or threshold was chosen on; the point for the ratio is read off its curve.
 
     curve                         operating points: mean_macs, accuracy, thresholds, exits_per_look
+    chosen                        the point of the bundle's own thresholds, with accuracy_of_exits
     mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None where
                                   no operating point reaches it
     """
@@ -32,22 +37,21 @@ class Comparison:
     backbone_macs: int
     mac_ratio_at_backbone_accuracy: float | None
     curve: list[dict[str, Any]] = field(default_factory=list)
+    chosen: dict[str, Any] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(
-    bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0
-) -> tuple[Comparison, Evaluation]:
-    """Measure everything on this split; also returns the evaluation of the learnt aims."""
+def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0) -> Comparison:
+    """Measure everything on this split."""
     net, px = bundle.net, max(bundle.settings.patch_px)
     learnt = evaluate_every_look(net, split, workers=workers)
     at_random = evaluate_every_look(net, split, RandomPolicy(px, torch.Generator().manual_seed(1)), workers=workers)
     corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
-    table = table_of(learnt, bundle)
+    table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
     curve = [dict(table.point(np.asarray(point["thresholds"], dtype=np.float32))) for point in bundle.curve]
-    comparison = Comparison(
+    return Comparison(
         accuracy_per_look=learnt.accuracy_per_look,
         accuracy_per_look_random_aims=at_random.accuracy_per_look,
         accuracy_per_look_centre_corner=corners.accuracy_per_look,
@@ -58,13 +62,19 @@ def compare(
         backbone_macs=bundle.costs.backbone_macs,
         mac_ratio_at_backbone_accuracy=mac_ratio(curve, backbone_accuracy, bundle.costs.backbone_macs),
         curve=sorted(curve, key=lambda point: point["mean_macs"]),
+        chosen=point_with_exits(table, own_thresholds(bundle)),
     )
-    return comparison, learnt
 
 
 def table_of(evaluation: Evaluation, bundle: Bundle) -> LookTable:
     outcome = evaluation.outcome
     return LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, bundle.costs.macs_after_look)
+
+
+def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
+    """The table over all sequences of patch sizes."""
+    with TemporaryDirectory() as folder:
+        return look_table(bundle, record_looks(bundle, split, Path(folder), source="", name="split", workers=workers))
 
 
 def mac_ratio(curve: list[dict[str, Any]], accuracy: float | None, backbone_macs: int) -> float | None:

@@ -1,5 +1,6 @@
 """What a network answers after every look, over a whole split."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from glancefocus.adaptive import Policy, look_until_sure
 from glancefocus.data.splits import Split, in_order
 from glancefocus.early_exit.rule import every_look
+from glancefocus.look import rows_by_size
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
 from glancefocus.scene import ImageBatch, top_left
@@ -37,10 +39,12 @@ class Evaluation:
         """
         boxes = boxes.to(self.outcome.where.device)
         there = ~boxes.isnan().any(dim=1)
-        return [
-            float(holds(self.outcome.where[there, look], boxes[there], self.image_hw, int(px)).float().mean())
-            for look, px in enumerate(self.outcome.patch_px[0].tolist())
-        ]
+        rates = []
+        for look in range(self.outcome.where.shape[1]):
+            where, px = self.outcome.where[there, look], self.outcome.patch_px[there, look]
+            hits = [holds(where[rows], boxes[there][rows], self.image_hw, size) for size, rows in rows_by_size(px)]
+            rates.append(float(torch.cat(hits).float().mean()) if hits else math.nan)
+        return rates
 
 
 def holds(where: Tensor, boxes: Tensor, image_hw: tuple[int, int], px: int) -> Tensor:

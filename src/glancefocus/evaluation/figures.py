@@ -1,4 +1,4 @@
-"""Figures as SVG text: labelled, with units, in colours that colour-blind people tell apart."""
+"""Figures as SVG text or PNG bytes: labelled, with units, in colours that colour-blind people tell apart."""
 
 import io
 from collections.abc import Sequence
@@ -9,13 +9,17 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
+PURPLE = "#CC79A7"
+PNG_DOTS_PER_INCH = 150
 
 
-def _figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
+def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
+    """A figure of so many inches with one pair of axes, and those axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
     return figure, axes
 
 
@@ -23,9 +27,22 @@ def as_svg(figure: Figure) -> str:
     """The figure as an <svg> element, the same bytes for the same figure."""
     stream = io.StringIO()
     with rc_context({"svg.hashsalt": "glancefocus"}):
-        figure.savefig(stream, format="svg", metadata={"Date": None})
+        # No metadata: it differs from day to day, and holds addresses in a page that needs none.
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     return text[text.index("<svg") :]
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure as the content of a PNG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=PNG_DOTS_PER_INCH)
+    return stream.getvalue()
+
+
+def look_names(looks: int) -> list[str]:
+    """What the looks are called under an axis or over a column: the first one is the glance."""
+    return ["glance", *(f"look {look}" for look in range(2, looks + 1))]
 
 
 def curve_figure(
@@ -35,7 +52,7 @@ def curve_figure(
 
     backbone, per_look  (multiply-adds, accuracy)
     """
-    figure, axes = _figure()
+    figure, axes = new_figure()
     points = sorted((p["mean_macs"] / 1e6, 100 * p["accuracy"]) for p in curve)
     axes.plot([m for m, _ in points], [a for _, a in points], "-o", color=BLUE, markersize=3.5, label="stops when sure")
     axes.plot([m / 1e6 for m, _ in per_look], [100 * a for _, a in per_look], "--s", color=ORANGE, markersize=5,
@@ -53,16 +70,18 @@ def curve_figure(
     return figure
 
 
-def exits_figure(exits_per_look: Sequence[int], accuracy_of_exits: Sequence[float | None]) -> Figure:
+def exits_figure(
+    exits_per_look: Sequence[int], accuracy_of_exits: Sequence[float | None], width: float = 4.8, height: float = 4.0
+) -> Figure:
     """How many images left after each look, and how many of them were right."""
-    figure, axes = _figure(4.8)
+    figure, axes = new_figure(width, height)
     total = sum(exits_per_look)
     shares = [100 * count / total for count in exits_per_look]
     bars = axes.bar(range(1, len(shares) + 1), shares, color=SKY, edgecolor=BLUE)
     for bar, accuracy in zip(bars, accuracy_of_exits, strict=True):
         text = "" if accuracy is None else f"{100 * accuracy:.0f} % right"
         axes.annotate(text, (bar.get_x() + bar.get_width() / 2, bar.get_height()), ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(1, len(shares) + 1), ["glance", *(f"look {i}" for i in range(2, len(shares) + 1))])
+    axes.set_xticks(range(1, len(shares) + 1), look_names(len(shares)))
     axes.set_ylabel("images that stop here (%)")
     axes.margins(y=0.12)
     return figure
@@ -70,7 +89,7 @@ def exits_figure(exits_per_look: Sequence[int], accuracy_of_exits: Sequence[floa
 
 def aims_figure(rows: dict[str, Sequence[float]]) -> Figure:
     """Accuracy after each look for several ways of aiming."""
-    figure, axes = _figure(4.8)
+    figure, axes = new_figure(4.8)
     styles = (("-o", BLUE), ("--s", ORANGE), (":^", GREEN))
     for (name, values), (style, colour) in zip(rows.items(), styles, strict=False):
         axes.plot(range(1, len(values) + 1), [100 * v for v in values], style, color=colour, label=name)
@@ -83,7 +102,7 @@ def aims_figure(rows: dict[str, Sequence[float]]) -> Figure:
 
 def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
     """Validation accuracy after every epoch of every stage; the stages are told apart by shading and named."""
-    figure, axes = _figure(9.6, 4.2)
+    figure, axes = new_figure(9.6, 4.2)
     looks = max((len(row["val_accuracy"]) for row in metrics), default=1)
     colours = (GREY, ORANGE, GREEN, BLUE, SKY, RED)
     for look in range(looks):

@@ -1,34 +1,45 @@
 """The report: one self-contained HTML page with figures, tables and a gallery of what was looked at."""
 
 import base64
+import contextlib
 import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.early_exit.rule import ExitRule
+from glancefocus.errors import BadRun
 from glancefocus.evaluation.boxes import draw_looks, looks_taken
-from glancefocus.evaluation.comparison import Comparison, table_of
-from glancefocus.evaluation.every_look import Evaluation
-from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
+from glancefocus.evaluation.comparison import Comparison
+from glancefocus.evaluation.figures import (
+    aims_figure,
+    as_svg,
+    curve_figure,
+    exits_figure,
+    look_names,
+    training_figure,
+)
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
-table { border-collapse: collapse; margin: .8rem 0; }
+table { border-collapse: collapse; margin: .8rem 0; display: block; overflow-x: auto; }
 td, th { padding: .25rem .8rem; border-bottom: 1px solid #eee; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; } .row > * { margin: 0; }
 svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note { color: #555; font-size: .85rem; }
+.figures { display: grid; gap: 1.5rem 1rem; margin: 1rem 0; }
+.figures { grid-template-columns: repeat(auto-fill, minmax(min(31rem, 100%), 1fr)); }
+.figures > :last-child:nth-child(odd) { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; }
+.figures > :last-child:nth-child(odd) figcaption { flex: 1 1 14rem; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
 """
 
@@ -37,9 +48,7 @@ def write_report(
     file: Path,
     *,
     title: str,
-    bundle: Bundle,
     comparison: Comparison,
-    evaluation: Evaluation,
     gallery: Sequence[tuple[str, list[str]]],
     metrics: Sequence[dict[str, Any]],
     note: str = "",
@@ -52,7 +61,7 @@ def write_report(
         else (float(comparison.backbone_macs), comparison.backbone_accuracy)
     )
     per_look = list(zip(map(float, macs), comparison.accuracy_per_look, strict=True))
-    point = chosen_point(bundle, evaluation)
+    point = comparison.chosen
     sections = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(note)}</p>" if note else "",
@@ -74,33 +83,51 @@ def write_report(
         f'<p class="note">Stopping with the bundle\'s thresholds ({_numbers(point["thresholds"][:-1])}): '
         f"{100 * point['accuracy']:.1f} % right for {point['mean_macs'] / 1e6:.2f}M multiply-adds on average.</p>",
     ]
-    for heading, pictures in gallery:
-        figures = "".join(f'<figure><img src="{url}" alt="{html.escape(heading)}"></figure>' for url in pictures)
-        sections.append(f'<h2>{html.escape(heading)}</h2><div class="row gallery">{figures}</div>')
+    sections += gallery_sections(gallery)
     if metrics:
         sections += ["<h2>Training</h2>", as_svg(training_figure(metrics))]
+    replace_file(file, page_of(title, sections).encode())
+
+
+def page_of(title: str, sections: Sequence[str]) -> str:
+    """A whole HTML page that needs no other file; the sections are HTML, the title is text."""
     body = "\n".join(sections)
-    page = (
+    return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>\n'
     )
+
+
+def gallery_sections(gallery: Sequence[tuple[str, list[str]]]) -> list[str]:
+    """One section of HTML for each (heading, pictures as data URLs)."""
+    sections = []
+    for heading, urls in gallery:
+        words = html.escape(heading)
+        figures = "".join(f'<figure><img src="{html.escape(url)}" alt="{words}"></figure>' for url in urls)
+        sections.append(f'<h2>{words}</h2><div class="row gallery">{figures}</div>')
+    return sections
+
+
+def table_html(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A table out of (name, cells) a row, all of it HTML already; columns name the cells."""
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    lines = (f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, cells in rows)
+    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file aside and rename it into place, so that there is always a whole one."""
     aside = file.with_name(f".{file.name}")
-    aside.write_text(page, encoding="utf-8")
-    aside.replace(file)
-
-
-def chosen_point(bundle: Bundle, evaluation: Evaluation) -> dict[str, Any]:
-    """What the bundle's own thresholds give on this evaluation, and how right those are that leave after each look."""
-    thresholds = np.asarray(bundle.thresholds or [1.0] * (bundle.settings.looks - 1) + [0.0], dtype=np.float32)
-    table = table_of(evaluation, bundle)
-    looks = table.exits(thresholds)
-    right = table.correct[np.arange(len(looks)), looks]
-    return {
-        **table.point(thresholds),
-        "accuracy_of_exits": [
-            float(right[looks == look].mean()) if (looks == look).any() else None for look in range(table.looks)
-        ],
-    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(content)
+        aside.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise BadRun(
+            f"{file} could not be written ({error.strerror or error}). Choose another folder, or make room on the disk."
+        ) from error
 
 
 def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4) -> list[tuple[str, list[str]]]:
@@ -137,19 +164,17 @@ def _box(outcome: Outcome, row: int, focus: int, picture: Tensor) -> tuple[int, 
 
 
 def _table(comparison: Comparison) -> str:
-    looks = len(comparison.accuracy_per_look)
-    head = "".join(f"<th>{'glance' if i == 0 else f'look {i + 1}'}</th>" for i in range(looks))
-    rows = [
+    shares = [
         ("learnt aims", comparison.accuracy_per_look),
         ("random aims", comparison.accuracy_per_look_random_aims),
         ("centre, then corners", comparison.accuracy_per_look_centre_corner),
     ]
-    lines = [_line(name, [f"{100 * v:.1f} %" for v in values]) for name, values in rows]
+    rows = [(name, [f"{100 * v:.1f} %" for v in values]) for name, values in shares]
     if comparison.hit_rate_per_focus is not None:
-        shares = [f"{100 * v:.1f} %" for v in comparison.hit_rate_per_focus]
-        lines.append(_line("patches that hold the whole sign", ["", *shares]))
-    lines.append(_line("multiply-adds", [f"{m / 1e6:.2f}M" for m in comparison.macs_after_look]))
-    text = f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+        hits = [f"{100 * v:.1f} %" for v in comparison.hit_rate_per_focus]
+        rows.append(("patches that hold the whole sign", ["", *hits]))
+    rows.append(("multiply-adds", [f"{m / 1e6:.2f}M" for m in comparison.macs_after_look]))
+    text = table_html(look_names(len(comparison.accuracy_per_look)), rows)
     if comparison.backbone_accuracy is not None:
         ratio = comparison.mac_ratio_at_backbone_accuracy
         reached = (
@@ -164,9 +189,5 @@ def _table(comparison: Comparison) -> str:
     return text
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
-    return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{v:.3f}" for v in values)
+def _numbers(values: Sequence[Any]) -> str:
+    return ", ".join(f"({_numbers(v)})" if isinstance(v, (list, tuple)) else f"{v:.3f}" for v in values)

@@ -63,6 +63,12 @@ class Encoder(nn.Module):
         return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], rows, columns)
 
 
+def expected_colours(backbone: str) -> dict[str, Any]:
+    """mean and std that the weights of a timm backbone were trained with; nothing for a name that timm does not know."""
+    config = timm.models.get_pretrained_cfg(backbone, allow_unregistered=True)
+    return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
+
+
 def build_backbone(
     name: str, classes: int, options: dict[str, Any] | None = None, pretrained: bool = False
 ) -> nn.Module:

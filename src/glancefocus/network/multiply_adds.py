@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glancefocus.costs import Costs
+from glancefocus.look import Look
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
@@ -63,6 +64,7 @@ def count_network(net: GlanceFocus) -> Costs:
             answers.append(count_macs(lambda m=memory, n=number: classifier.answer(classifier.remember(vector, m), n)))  # type: ignore[misc]
             memory = classifier.remember(vector, memory)
         policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
+        focus_policy_macs = {px: count_macs(lambda px=px: _aim_after(net, look, px)) for px in settings.patch_px}  # type: ignore[misc]
         own_head_macs = count_macs(lambda: encoder.own_head(vector))
         whole_image_macs = count_macs(lambda: encoder(image))
     return Costs(
@@ -72,4 +74,12 @@ def count_network(net: GlanceFocus) -> Costs:
         policy_macs=policy_macs,
         classifier_macs=tuple(answers),
         backbone_macs=whole_image_macs + own_head_macs,
+        focus_policy_macs=focus_policy_macs if settings.looks > 2 else {},
     )
+
+
+def _aim_after(net: GlanceFocus, look: Look, px: int) -> None:
+    """One aim after a patch of this size."""
+    side = net.policy.map_sides[px]
+    map_ = torch.empty(1, look.map.shape[1], side, side)
+    net.policy.aim(replace(look, map=map_, px=px))

@@ -105,16 +105,46 @@ def _one_hot(px: int | Tensor, sizes: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 class RandomPolicy:
-    """Aims anywhere, uniformly; what stage I trains with, and the least that a learnt policy must beat."""
+    """Aims anywhere, uniformly; what stage I trains with, and the least that a learnt policy must beat.
 
-    def __init__(self, patch_px: int, generator: torch.Generator | None = None) -> None:
-        self.patch_px = patch_px
+    patch_px  one size, or several of which one is drawn at random, see draw_px
+    """
+
+    def __init__(
+        self, patch_px: int | tuple[int, ...], generator: torch.Generator | None = None, *, each_row: bool = False
+    ) -> None:
+        self.patch_px = (patch_px,) if isinstance(patch_px, int) else patch_px
         self.generator = generator
+        self.each_row = each_row
 
     def aim(self, look: Look) -> Aim:
         # Drawn on the CPU, so that a seed gives the same aims on every device.
         where = torch.rand(look.count, 2, generator=self.generator).to(look.logits.device)
-        return Aim(where=where, patch_px=self.patch_px)
+        return Aim(where=where, patch_px=draw_px(self.patch_px, look, self.generator, self.each_row))
+
+
+class RandomSizes:
+    """The learnt policy with patches of sizes drawn at random (paper, section 4.2: in all training stages)."""
+
+    def __init__(
+        self, policy: LearntPolicy, generator: torch.Generator | None = None, *, each_row: bool = False
+    ) -> None:
+        self.policy = policy
+        self.generator = generator
+        self.each_row = each_row
+
+    def aim(self, look: Look) -> Aim:
+        return self.policy.aim(look, draw_px(self.policy.patch_px, look, self.generator, self.each_row))
+
+
+def draw_px(
+    sizes: tuple[int, ...], look: Look, generator: torch.Generator | None, each_row: bool = False
+) -> int | Tensor:
+    """The size of the next patch: one for the whole batch, which keeps it whole, or one for each row; nothing is drawn from one."""
+    if len(sizes) == 1:
+        return sizes[0]
+    drawn = torch.randint(len(sizes), (look.count if each_row else 1,), generator=generator)
+    return torch.tensor(sizes)[drawn].to(look.logits.device) if each_row else sizes[int(drawn)]
 
 
 class CentreCornerPolicy:

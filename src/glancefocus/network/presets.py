@@ -139,7 +139,10 @@ def network_settings(
         plain = to_plain(PRESETS[preset].settings)
     else:
         assert backbone is not None
+        from glancefocus.network.encoder import expected_colours  # here, so that presets can be listed without timm
+
         plain = to_plain(NetworkSettings(backbone=backbone, **family_of(backbone)[1].settings()))
+        plain["view"] |= expected_colours(backbone)
     if classes is not None:
         plain["classes"] = classes
     return from_plain(NetworkSettings, _changed(plain, changes))

@@ -6,7 +6,6 @@ from torch import Tensor
 from glancefocus.adaptive import LookingNetwork, Policy, run_looks
 from glancefocus.early_exit.rule import every_look
 from glancefocus.look import Aim, Look
-from glancefocus.network.policy import LearntPolicy
 from glancefocus.scene import Scene
 from glancefocus.training.ppo import gaussian_log_prob
 
@@ -34,7 +33,7 @@ class ExploringPolicy:
     As in the released code the log-probability is that of the clipped place.
     """
 
-    def __init__(self, policy: LearntPolicy, deviation: float, generator: torch.Generator) -> None:
+    def __init__(self, policy: Policy, deviation: float, generator: torch.Generator) -> None:
         self.policy = policy
         self.deviation = deviation
         self.generator = generator
@@ -58,7 +57,7 @@ class ExploringPolicy:
 class FixedPolicy:
     """The learnt policy, looked up and not trained: what stage III aims with."""
 
-    def __init__(self, policy: LearntPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     def aim(self, look: Look) -> Aim:

@@ -17,13 +17,15 @@ import safetensors.torch
 import torch
 from accelerate import Accelerator
 
-from glancefocus.bundle import Bundle, best_thresholds
+from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import Data, open_data
 from glancefocus.data.splits import mix, shuffled
-from glancefocus.early_exit.budget import best_points, direct_curve, geometric_curve
-from glancefocus.early_exit.look_table import LookTable
+from glancefocus.early_exit.budget import solve_curve
+from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import looks_folder
+from glancefocus.evaluation.recording import record_looks
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
@@ -69,11 +71,11 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
             raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
         net.to(accelerator.device)
         _Training(Workshop(net, data, settings, accelerator), folder, journal).run()
-        bundle = finish_bundle(net, data, settings, folder)
         if main:
+            bundle = finish_bundle(net, data, settings, folder)
             bundle.save(folder / BUNDLE_FOLDER)
         accelerator.wait_for_everyone()
-        return bundle
+        return bundle if main else Bundle.load(folder / BUNDLE_FOLDER)
     finally:
         journal.close()
 
@@ -300,18 +302,27 @@ class _Training:
 
 
 def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
-    """A bundle with thresholds chosen on the validation data, by the paper's geometric rule and by direct search."""
-    costs = count_costs(settings.network)
-    evaluation = evaluate_every_look(net, data.val, workers=settings.data.workers)
-    outcome = evaluation.outcome
-    table = LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, costs.macs_after_look)
-    curve = [dict(point) for point in best_points(table, geometric_curve(table) + direct_curve(table))]
-    notes: dict[str, Any] = {
-        "data": settings.data.source,
-        "validation_accuracy_per_look": [round(a, 4) for a in evaluation.accuracy_per_look],
-        "thresholds_chosen_on": "validation data",
+    """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it."""
+    notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
+    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes)
+    record = record_looks(
+        bundle,
+        data.val,
+        looks_folder(folder / BUNDLE_FOLDER),
+        source=settings.data.source,
+        name="val",
+        workers=settings.data.workers,
+    )
+    table = look_table(bundle, record)
+    if len(table) > 1:
+        bundle.curve = solve_curve(table)
+        bundle.thresholds = best_thresholds(bundle.curve)
+    bundle.notes |= {
+        "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
+        "thresholds_chosen_on": f"{settings.data.source}, val",
+        "thresholds_data": record.about.data,
     }
-    return Bundle(net, data.classes, costs, best_thresholds(curve), curve, notes)
+    return bundle
 
 
 def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:

@@ -62,9 +62,9 @@ class RecogniseStage:
             RecogniseStep(net, settings.own_head_weight), optimizer
         )
 
-    def aims(self, generator: torch.Generator) -> Policy:
-        """Who aims while learning, and while validating."""
-        return RandomPolicy(max(self.workshop.net.settings.patch_px), generator)
+    def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
+        """Who aims while learning, and, with patch sizes drawn for each row, while validating."""
+        return RandomPolicy(self.workshop.net.settings.patch_px, generator, each_row=each_row)
 
     def begin(self) -> None:
         pass
@@ -86,7 +86,7 @@ class RecogniseStage:
         return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
 
     def validate(self, split: Split) -> dict[str, Any]:
-        policy = self.aims(torch.Generator().manual_seed(0))
+        policy = self.aims(torch.Generator().manual_seed(0), each_row=True)
         evaluation = evaluate_every_look(self.workshop.net, split, policy, workers=self.workshop.workers)
         return {"val_accuracy": evaluation.accuracy_per_look}
 

@@ -12,7 +12,7 @@ from glancefocus.errors import BadRun
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.policy import LearntPolicy
+from glancefocus.network.policy import LearntPolicy, RandomSizes
 from glancefocus.scene import ImageBatch
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, label_probability, play
 from glancefocus.training.ppo import (
@@ -146,7 +146,7 @@ class AimStage:
         net = self.workshop.net
         deviation = deviation_at(self.settings, moment.progress)
         with torch.no_grad(), self.workshop.accelerator.autocast():
-            explorer = ExploringPolicy(net.policy, deviation, moment.generator)
+            explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
             looks = play(net, ImageBatch(images), net.settings.looks, explorer)
             rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
         numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
@@ -154,7 +154,8 @@ class AimStage:
 
     def validate(self, split: Split) -> dict[str, Any]:
         net = self.workshop.net
-        evaluation = evaluate_every_look(net, split, workers=self.workshop.workers)
+        policy = RandomSizes(net.policy, torch.Generator().manual_seed(0), each_row=True)
+        evaluation = evaluate_every_look(net, split, policy, workers=self.workshop.workers)
         accuracy = evaluation.accuracy_per_look
         if accuracy[-1] > self.best_accuracy:
             self.best_accuracy = accuracy[-1]

@@ -3,6 +3,7 @@
 import torch
 
 from glancefocus.adaptive import Policy
+from glancefocus.network.policy import RandomSizes
 from glancefocus.training.episode import FixedPolicy
 from glancefocus.training.stage1_recognise import RecogniseStage
 
@@ -12,5 +13,5 @@ class FinetuneStage(RecogniseStage):
 
     name = "finetune"
 
-    def aims(self, generator: torch.Generator) -> Policy:
-        return FixedPolicy(self.workshop.net.policy)
+    def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
+        return FixedPolicy(RandomSizes(self.workshop.net.policy, generator, each_row=each_row))

@@ -11,6 +11,7 @@ from glancefocus.adaptive import Policy
 from glancefocus.data.splits import Split
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import ImageBatch
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.settings import JointSettings
@@ -74,7 +75,7 @@ class JointStage(AimStage):
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         net, workshop = self.workshop.net, self.workshop
         deviation = deviation_at(self.settings, moment.progress)
-        explorer = ExploringPolicy(net.policy, deviation, moment.generator)
+        explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, numbers = descend(
             workshop, self.recognise_step, self.recognise_optimizer, images, labels, policy=explorer

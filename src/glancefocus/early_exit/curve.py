@@ -1,0 +1,83 @@
+"""A stored curve of operating points, and thresholds for any budget along it, without touching data."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from glancefocus.errors import BadBudget
+
+Point = dict[str, Any]
+"""thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ..."""
+
+
+def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Point], float]) -> Any | None:
+    """Thresholds that spend the budget: those of the two points around it, mixed in proportion; None where all cost more.
+
+    Points that cost more than another and achieve less are passed over. With several patch sizes thresholds say which size comes
+    next and cannot be mixed: the dearest point within the budget is taken.
+    """
+    points = _rising(sorted(curve, key=cost_of))
+    within = [p for p in points if cost_of(p) <= budget]
+    if not within:
+        return None
+    below = within[-1]
+    if len(within) == len(points) or isinstance(below["thresholds"][0], Sequence):
+        return below["thresholds"]
+    above = points[len(within)]
+    share = (budget - cost_of(below)) / (cost_of(above) - cost_of(below))
+    mixed = (1 - share) * np.asarray(below["thresholds"]) + share * np.asarray(above["thresholds"])
+    return mixed.tolist()
+
+
+def _rising(points: list[Point]) -> list[Point]:
+    """Those that are at least as accurate as all cheaper ones; points without an accuracy are kept."""
+    kept: list[Point] = []
+    best = -1.0
+    for point in points:
+        accuracy = point.get("accuracy")
+        if accuracy is None or accuracy >= best:
+            kept.append(point)
+            best = best if accuracy is None else accuracy
+    return kept
+
+
+def best_thresholds(curve: Sequence[Point]) -> Any | None:
+    """The cheapest point within a tenth of a percentage point of the best; without accuracies the middle one."""
+    if not curve:
+        return None
+    measured = [p for p in curve if "accuracy" in p and "mean_macs" in p]
+    if not measured:
+        return frozen(curve[len(curve) // 2]["thresholds"])
+    best = max(p["accuracy"] for p in measured)
+    good = [p for p in measured if p["accuracy"] >= best - 0.001]
+    return frozen(min(good, key=lambda p: p["mean_macs"])["thresholds"])
+
+
+def frozen(thresholds: Sequence[Any]) -> tuple[Any, ...]:
+    """Thresholds, or rows of them, as tuples of floats."""
+    return tuple(frozen(t) if isinstance(t, (list, tuple)) else float(t) for t in thresholds)
+
+
+def stay_thresholds(looks: int, sizes: int) -> list[Any]:
+    """With which nobody leaves before the last look, with patches of the largest size."""
+    return [1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * (sizes - 1) + [1.0]] * (looks - 1) + [[0.0] * sizes]
+
+
+def leave_thresholds(looks: int, sizes: int) -> list[Any]:
+    """With which everybody leaves at the glance."""
+    return [-1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * sizes] * (looks - 1) + [[0.0] * sizes]
+
+
+def check_budget(budget: float, glance: float, unit: str) -> None:
+    """Refuse a budget that is less than one glance, or no number; a mixed-up unit is guessed at."""
+    word = {"macs": "multiply-adds", "ms": "ms"}[unit]
+    if math.isnan(budget):
+        raise BadBudget(f"a budget is a number of {word}, but got {budget}.")
+    if budget >= glance:
+        return
+    hint = "Raise the budget, or train with a smaller glance."
+    if unit == "macs" and budget < glance / 1000:
+        hint = "Multiply-adds are counted one by one, such as 2e8; milliseconds are given with --ms (budget_ms)."
+    raise BadBudget(f"a budget of {budget:.3g} {word} is less than one glance ({glance:.3g}). {hint}")

@@ -1,0 +1,214 @@
+"""Thresholds searched for directly: the most accurate ones within a budget, for patches of one size.
+
+To a table a threshold is a cut: at each look the images have ranks by their scores, those with equal scores the same one, and who
+has at least the rank of the cut leaves. With cuts c_1 ... c_t an image is still there after look t if all its ranks are below them,
+so that, counting in images,
+
+    right = right at the glance + sum over t of (right at look t+1 - right at look t) of those who are still there after look t
+    cost  = cost of the glance  + sum over t of (cost of look t+1 - cost of look t) x their number
+
+Both sums are cumulative histograms of ranks. That gives whole grids of cuts, several looks at once, in one go.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glancefocus.early_exit.checks import check_budget
+from glancefocus.early_exit.geometric import GeometricRule
+from glancefocus.early_exit.look_table import LookTable, Thresholds
+
+CELLS = 2**16  # combinations of cuts in one grid
+COARSEST = 6  # cuts of each look, below which a grid of all looks is of no use
+ROUNDS = 8  # an end to rounds that only spend a little more of the budget each; accuracy stands still long before
+
+Cuts = NDArray[np.int64]
+"""(T - 1,) for each look but the last, the least rank that leaves; one more than the largest rank where nobody does."""
+
+
+def direct_within(table: LookTable, budget: float) -> Thresholds:
+    """(T,) the most accurate thresholds whose mean cost on this table is within the budget.
+
+    On this table they are never worse than those of the geometric rule, which the search starts from. Of thresholds that are
+    equally accurate it takes the dearest: they look longer, and on new images those who look longer are right more often.
+    """
+    return direct_curve(table, [budget])[0]
+
+
+def direct_curve(table: LookTable, budgets: Sequence[float]) -> list[Thresholds]:
+    """The most accurate thresholds within each budget; a larger budget is never less accurate."""
+    for budget in budgets:
+        check_budget(table, budget)
+    search, rule = CutSearch(table), GeometricRule(table)
+    grid = search.evaluate([search.spread(look) for look in range(table.looks - 1)])
+    found: dict[float, Thresholds] = {}
+    best = search.at(search.cuts(table.leave()))
+    for budget in sorted({min(budget, table.dearest) for budget in budgets}):
+        limit = search.limit(budget)
+        rules = [search.at(search.cuts(rule.within(budget, wide=wide))) for wide in (True, False)]
+        starts = {tuple(start.cuts): start for start in (best, *rules, grid.best(limit)) if start}.values()
+        fitting = [start for start in starts if start.cost <= limit]
+        best = max((search.improve(start, limit) for start in fitting), default=best)
+        found[budget] = search.thresholds(best.cuts)
+    return [found[min(budget, table.dearest)] for budget in budgets]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Cuts with what they achieve; the better of two is more accurate, or as accurate and dearer.
+
+    right  images that are right
+    cost   mean cost
+    """
+
+    right: float
+    cost: float
+    cuts: Cuts
+
+    def __lt__(self, other: "Found") -> bool:
+        return (self.right, self.cost) < (other.right, other.cost)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of some cuts of each look.
+
+    candidates   for each look its cuts, ascending
+    right, cost  one axis a look: images that are right, and mean cost
+    """
+
+    candidates: list[Cuts]
+    right: NDArray[np.float64]
+    cost: NDArray[np.float64]
+
+    def best(self, limit: float) -> Found | None:
+        """The best combination that costs at most the limit; None where there is none."""
+        right = np.where(self.cost <= limit, self.right, -1)
+        most = right.max()
+        if most < 0:
+            return None
+        place = np.unravel_index(np.argmax(np.where(right == most, self.cost, -np.inf)), right.shape)
+        cuts = np.asarray([own[at] for own, at in zip(self.candidates, place, strict=True)], dtype=np.int64)
+        return Found(float(most), float(self.cost[place]), cuts)
+
+
+class CutSearch:
+    """The cuts of one table, and searching among them."""
+
+    def __init__(self, table: LookTable) -> None:
+        self.table = table
+        ranked = [np.unique(column, return_inverse=True) for column in table.score.T[:-1]]
+        self.scores = [scores for scores, _ in ranked]  # for each look, of each rank
+        self.rank = [rank.reshape(-1) for _, rank in ranked]  # for each look, of each image
+        self.gain = np.diff(table.correct.T.astype(np.float64), axis=0)
+        self.step = np.diff(table.cost)
+        self.groups = groups_of(table.looks - 1)
+
+    def limit(self, budget: float) -> float:
+        """What a mean cost is compared with, so that the table's own sum cannot be above the budget."""
+        if budget >= self.table.dearest:
+            return np.inf
+        whole = bool(np.all(self.table.cost % 1 == 0))  # sums of whole numbers are exact
+        return budget if whole else budget * (1 - 1e-12)
+
+    def cuts(self, thresholds: Thresholds) -> Cuts:
+        pairs = zip(self.scores, thresholds[:-1], strict=True)
+        return np.asarray([np.searchsorted(scores, threshold, side="right") for scores, threshold in pairs], np.int64)
+
+    def thresholds(self, cuts: Cuts) -> Thresholds:
+        """(T,) just below the score of the last one that leaves; 1 where nobody leaves, and -1 from where on nobody stays."""
+        thresholds = np.full(self.table.looks, -1, dtype=np.float32)
+        thresholds[-1] = 0
+        here = np.ones(len(self.table), dtype=np.bool_)
+        for look, cut in enumerate(cuts):
+            leaves = here & (self.rank[look] >= cut)
+            here &= ~leaves
+            if not here.any():
+                break
+            last = self.rank[look][leaves].min(initial=len(self.scores[look]))
+            nobody = last == len(self.scores[look])
+            thresholds[look] = 1 if nobody else np.nextafter(self.scores[look][last], np.float32(-1))
+        return thresholds
+
+    def spread(self, look: int) -> Cuts:
+        """Cuts that divide the images evenly, as many as a grid of all looks can hold; all of them if it can."""
+        count, nobody = grid_side(self.table.looks - 1), len(self.scores[look])
+        if nobody < count:
+            return np.arange(nobody + 1)
+        ranks = np.sort(self.rank[look])[np.linspace(0, len(self.table) - 1, count - 1).astype(np.int64)]
+        return np.unique(np.append(ranks, nobody))
+
+    def around(self, look: int, cut: int, count: int) -> Cuts:
+        """Cuts on both sides of this one, near ones densely and far ones thinly, to the ends; all of them if there are no more."""
+        nobody = len(self.scores[look])
+        if nobody < count:
+            return np.arange(nobody + 1)
+        down, up = (np.geomspace(1, max(room, 1), count // 2 - 1) for room in (cut, nobody - cut))
+        return np.unique(np.clip(np.rint([*(cut - down), 0, cut, *(cut + up), nobody]), 0, nobody).astype(np.int64))
+
+    def at(self, cuts: Cuts) -> Found:
+        grid = self.evaluate([np.asarray([cut]) for cut in cuts])
+        return Found(grid.right.item(), grid.cost.item(), cuts)
+
+    def improve(self, found: Found, limit: float) -> Found:
+        """Better cuts, moving all looks at once, then two, then one: until nothing gets better."""
+        for _ in range(ROUNDS):
+            before = found
+            for group in self.groups:
+                side = len(self.table) + 2 if len(group) == 1 else grid_side(len(group))
+                candidates = [
+                    self.around(look, int(cut), side) if look in group else np.asarray([cut])
+                    for look, cut in enumerate(found.cuts)
+                ]
+                found = max((found, self.evaluate(candidates).best(limit) or found))
+            if not before < found:
+                break
+        return found
+
+    def evaluate(self, candidates: list[Cuts]) -> Grid:
+        """What every combination of these cuts achieves; they are ascending and different."""
+        count = len(self.table)
+        right: NDArray[np.float64] = np.asarray(np.count_nonzero(self.table.correct[:, 0]), dtype=np.float64)
+        cost: NDArray[np.float64] = np.asarray(self.table.cost[0] * count, dtype=np.float64)
+        shape: list[int] = []
+        here, cell = np.arange(count), np.zeros(count, dtype=np.int64)
+        for look, cuts in enumerate(candidates):
+            first = first_to_stay(cuts, len(self.scores[look]))[self.rank[look][here]]
+            stays = first < len(cuts)
+            here, cell = here[stays], cell[stays] * len(cuts) + first[stays]
+            shape.append(len(cuts))
+            gained = np.bincount(cell, self.gain[look][here], minlength=int(np.prod(shape)))
+            there = np.bincount(cell, minlength=int(np.prod(shape)))
+            right = right[..., None] + cumulated(gained.reshape(shape))
+            cost = cost[..., None] + self.step[look] * cumulated(there.reshape(shape))
+        return Grid(candidates, right, cost / count)
+
+
+def first_to_stay(cuts: Cuts, ranks: int) -> NDArray[np.int64]:
+    """(ranks + 1,) for each rank the index of the first of the cuts that are above it."""
+    marks = np.zeros(ranks + 1, dtype=np.int64)
+    marks[cuts] = 1
+    return np.cumsum(marks)
+
+
+def cumulated(histogram: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums over everything up to each cell, along every axis."""
+    sums = histogram.astype(np.float64)
+    for axis in range(sums.ndim):
+        if sums.shape[axis] > 1:
+            np.cumsum(sums, axis=axis, out=sums)
+    return sums
+
+
+def grid_side(looks: int) -> int:
+    """How many cuts of each look a grid of so many looks can hold."""
+    return int(CELLS ** (1 / max(looks, 1)))
+
+
+def groups_of(looks: int) -> list[tuple[int, ...]]:
+    """The looks whose cuts are moved together: all of them, unless a grid of so many is too coarse; every two; each one."""
+    sizes = [size for size in (looks, 2, 1) if 1 <= size <= looks and grid_side(size) >= COARSEST]
+    return list(dict.fromkeys(group for size in sizes for group in itertools.combinations(range(looks), size)))

@@ -1,0 +1,174 @@
+"""Assesses a bundle from look records: curves, exit scores, patch sizes, calibration. No network is run here."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from glancefocus.bundle import Bundle
+from glancefocus.early_exit.budget import solve_at
+from glancefocus.early_exit.curve import stay_thresholds
+from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.early_exit.look_table import LookTable
+from glancefocus.early_exit.score import SCORES
+from glancefocus.evaluation.calibration import reliability
+from glancefocus.evaluation.findings import Findings, Point
+
+
+def assess(
+    bundle: Bundle, record: LookRecord, choosing: LookRecord | None = None, *, points: int = 40, seed: int = 0
+) -> Findings:
+    """Everything that can be said of a bundle on the images of a record.
+
+    choosing  the record of other images, on which thresholds are chosen; None: the bundle's own curve is measured, and what it does
+              not hold (other scores, fixed sizes) is chosen on one half of the images and measured on the other, both ways
+    """
+    table = look_table(bundle, record)
+    chooser = None if choosing is None else look_table(bundle, choosing)
+    if chooser is None and bundle.curve:
+        curve = [
+            _measured(table, p["thresholds"], float(p.get("budget_macs", p.get("mean_macs", 0)))) for p in bundle.curve
+        ]
+        chosen_on = str(bundle.notes.get("thresholds_chosen_on", "other images"))
+        if bundle.notes.get("thresholds_data") == record.about.data:
+            chosen_on = "these very images, so the curve flatters itself"
+    else:
+        curve = solved(chooser, table, _grid(table, points), seed)
+        chosen_on = _halves() if choosing is None else f"{choosing.about.source}, {choosing.about.split}"
+    latency = bundle.latency_here()
+    largest = table.fixed_size(table.sizes - 1)
+    bins = [
+        reliability(torch.from_numpy(np.array(record.confidence[:, node])), torch.from_numpy(np.array(right)))
+        for node, right in zip(largest_nodes(table), largest.correct.T, strict=True)
+    ]
+    return Findings(
+        data=f"{record.about.source}, {record.about.split}",
+        chosen_on=chosen_on,
+        images=len(table),
+        score=bundle.score,
+        patch_px=list(bundle.settings.patch_px),
+        accuracy_after_look=table.accuracy_after_look,
+        macs_after_look=list(bundle.costs.macs_after_look),
+        backbone_macs=bundle.costs.backbone_macs,
+        curve=sorted(curve, key=lambda p: float(p["budget_macs"])),
+        chosen=point_with_exits(table, own_thresholds(bundle)),
+        ms_after_look=None if latency is None else list(latency.ms_after_look),
+        device=None if latency is None else f"{latency.device}, {latency.threads} threads, batch {latency.batch_size}",
+        fixed_size_curves=_fixed_sizes(bundle, table, chooser, points, seed),
+        scores=_scores(bundle, record, choosing, seed),
+        reliability=[found for found, _ in bins],
+        calibration_error=[error for _, error in bins],
+    )
+
+
+def own_thresholds(bundle: Bundle) -> Any:
+    """Those that predict stops by; without any, such that nobody leaves early."""
+    stay = stay_thresholds(bundle.settings.looks, len(bundle.settings.patch_px))
+    return stay if bundle.thresholds is None else bundle.thresholds
+
+
+def look_table(bundle: Bundle, record: LookRecord, score: str | None = None, seed: int = 0) -> LookTable:
+    """The look table of a record for one score (the bundle's own), with the bundle's costs and, where measured here, times."""
+    score = bundle.score if score is None else score
+    latency = bundle.latency_here()
+    macs = bundle.costs.macs_of_tree(aims_first=score == "value")
+    return record.table(macs, score=score, ms=None if latency is None else latency.ms_of_tree(), seed=seed)
+
+
+def solved(chooser: LookTable | None, table: LookTable, budgets: Sequence[float], seed: int = 0) -> list[Point]:
+    """An operating point of the table for every budget, with thresholds chosen on another one; None: on halves, crosswise."""
+    if chooser is not None:
+        found = solve_at(chooser, budgets, seed=seed)
+        return [_measured(table, thresholds, budget) for thresholds, budget in zip(found, budgets, strict=True)]
+    one, two = halves(len(table), seed)
+    parts = [
+        solved(table.rows(choosing), table.rows(measuring), budgets, seed)
+        for choosing, measuring in ((one, two), (two, one))
+    ]
+    return [_pooled(first, second) for first, second in zip(*parts, strict=True)]
+
+
+def halves(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Two halves of the images, in an order that the seed decides."""
+    order = np.random.default_rng(seed).permutation(count)
+    return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+
+
+def largest_nodes(table: LookTable) -> list[int]:
+    """The node of every look with patches of the largest size: the last of its level."""
+    return [int(level[-1]) for level in table.levels(np.arange(table.score.shape[1]))]
+
+
+def with_interval(point: Point, images: int) -> Point:
+    """The point with the 95 % interval of its accuracy: the bootstrap of right and wrong answers, which is binomial."""
+    draws = np.random.default_rng(0).binomial(images, point["accuracy"], 2000) / images
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {**point, "accuracy_low": float(low), "accuracy_high": float(high)}
+
+
+def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
+    point = table.point(np.asarray(thresholds, dtype=np.float32))
+    return with_interval({"budget_macs": float(budget), **point}, len(table))
+
+
+def _pooled(one: Point, two: Point) -> Point:
+    """One point of two halves; its thresholds are those of the first."""
+    counts = [sum(point["exits_per_look"]) for point in (one, two)]
+    pooled = dict(one)
+    for name in ("mean_macs", "mean_ms", "accuracy"):
+        if name in one:
+            pooled[name] = float(np.average([one[name], two[name]], weights=counts))
+    for name in ("exits_per_look", "patches_per_look_and_size"):
+        if name in one:
+            pooled[name] = (np.asarray(one[name]) + np.asarray(two[name])).tolist()
+    return with_interval(pooled, sum(counts))
+
+
+def point_with_exits(table: LookTable, thresholds: Any) -> Point:
+    """The point of some thresholds, and how right those are that leave after each look."""
+    array = np.asarray(thresholds, dtype=np.float32)
+    nodes = table.exits(array)
+    right = table.correct[np.arange(len(table)), nodes]
+    look = np.repeat(np.arange(table.looks), [len(level) for level in table.levels(table.macs)])[nodes]
+    shares = [float(right[look == t].mean()) if (look == t).any() else None for t in range(table.looks)]
+    return with_interval({**table.point(array), "accuracy_of_exits": shares}, len(table))
+
+
+def _fixed_sizes(
+    bundle: Bundle, table: LookTable, chooser: LookTable | None, points: int, seed: int
+) -> dict[int, list[Point]]:
+    if table.sizes == 1:
+        return {}
+    curves = {}
+    for index, px in enumerate(bundle.settings.patch_px):
+        own = table.fixed_size(index)
+        budgets = [b for b in _grid(table, points) if b <= own.dearest * (1 + 1e-9)]
+        curves[px] = solved(None if chooser is None else chooser.fixed_size(index), own, budgets, seed)
+    return curves
+
+
+def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, seed: int) -> dict[str, list[Point]]:
+    """The same budgets by every exit score; with several patch sizes those of the largest."""
+    curves: dict[str, list[Point]] = {}
+    for score in SCORES:
+        table = look_table(bundle, record, score, seed)
+        chooser = None if choosing is None else look_table(bundle, choosing, score, seed + 1)
+        if table.sizes > 1:
+            table = table.fixed_size(table.sizes - 1)
+            chooser = None if chooser is None else chooser.fixed_size(chooser.sizes - 1)
+        cheapest, dearest = bundle.costs.macs_of_tree(aims_first=True)[0], bundle.costs.macs_after_look[-1]
+        curves[score] = solved(
+            chooser, replace(table, unit="macs"), np.linspace(cheapest, dearest, 8)[1:-1].tolist(), seed
+        )
+    return curves
+
+
+def _grid(table: LookTable, points: int) -> list[float]:
+    return [float(b) for b in np.linspace(table.macs[0], table.macs.max(), points)]
+
+
+def _halves() -> str:
+    return "one half of these images for the other, both ways"

@@ -1,0 +1,74 @@
+"""Temperatures: one number for each look that makes confidences honest, found on a sample of held-out images."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.adaptive import run_looks
+from glancefocus.data.splits import Split, in_order
+from glancefocus.early_exit.rule import every_look
+from glancefocus.look import Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.scene import ImageBatch
+
+# Enough for one number a look; more would only hold more logits in memory.
+MOST_IMAGES = 4096
+
+
+class LogitsOfLooks:
+    """Takes notes of the logits after every look."""
+
+    def __init__(self, looks: int) -> None:
+        self.logits: list[list[Tensor]] = [[] for _ in range(looks)]
+
+    def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
+        self.logits[look.number - 1].append(look.logits.float().cpu())
+
+
+def fit_temperatures(net: GlanceFocus, split: Split, *, batch_size: int = 64, workers: int = 0) -> tuple[float, ...]:
+    """(T,) the temperature of each look that makes the true labels likeliest; with patches of the largest size."""
+    step = max(1, -(-len(split) // MOST_IMAGES))
+    rows = list(range(0, len(split), step))
+    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
+    device = next(net.parameters()).device
+    recorder, labels = LogitsOfLooks(net.settings.looks), []
+    with torch.inference_mode():
+        for images, truth in split.batches(order, None, workers):
+            run_looks(net, ImageBatch(images.to(device)), every_look(net.settings.looks), net.policy, recorder)
+            labels.append(truth)
+    truth = torch.cat(labels)
+    return tuple(best_temperature(torch.cat(parts), truth) for parts in recorder.logits)
+
+
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature in [0.05, 20] with the least cross-entropy; logits (N, classes), labels (N,).
+
+    The cross-entropy has one minimum in the inverse temperature, so a golden-section search finds it.
+    """
+    low, high = torch.log(torch.tensor(0.05)).item(), torch.log(torch.tensor(20.0)).item()
+    golden = (5**0.5 - 1) / 2
+
+    def loss(log_temperature: float) -> float:
+        return float(F.cross_entropy(logits / torch.tensor(log_temperature).exp(), labels))
+
+    while high - low > 1e-4:
+        one, two = high - golden * (high - low), low + golden * (high - low)
+        if loss(one) < loss(two):
+            high = two
+        else:
+            low = one
+    return float(torch.tensor((low + high) / 2).exp())
+
+
+def reliability(confidence: Tensor, correct: Tensor, bins: int = 10) -> tuple[list[dict[str, float]], float]:
+    """Bins of equal width over the confidence: their mean confidence, accuracy and count; and the expected calibration error."""
+    which = (confidence * bins).long().clamp(0, bins - 1)
+    found, error = [], 0.0
+    for number in range(bins):
+        inside = which == number
+        count = int(inside.sum())
+        mean = float(confidence[inside].mean()) if count else (number + 0.5) / bins
+        share = float(correct[inside].float().mean()) if count else 0.0
+        found.append({"confidence": mean, "accuracy": share, "count": float(count)})
+        error += count / len(confidence) * abs(mean - share)
+    return found, error

@@ -1,0 +1,93 @@
+"""How long looking takes on one device: a table of milliseconds, as costs.py is one of multiply-adds."""
+
+import functools
+import itertools
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glancefocus.errors import BadSetting
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds an image, the median of several measurements.
+
+    device      its name
+    threads     of the CPU that were used
+    batch_size  images looked at together
+    glance_ms   the first look
+    focus_ms    (T - 1, K): look 2, 3, ... with a patch of each size; the aim is part of the look
+    """
+
+    device: str
+    threads: int
+    batch_size: int
+    glance_ms: float
+    focus_ms: tuple[tuple[float, ...], ...]
+
+    @property
+    def ms_after_look(self) -> tuple[float, ...]:
+        """Leaving after look 1, 2, ... T, with the largest patches."""
+        return tuple(itertools.accumulate([self.glance_ms, *(sizes[-1] for sizes in self.focus_ms)]))
+
+    def ms_of_tree(self) -> tuple[float, ...]:
+        """Leaving after every sequence of patch sizes, in the order of a look table's nodes."""
+        level, tree = [self.glance_ms], [self.glance_ms]
+        for sizes in self.focus_ms:
+            level = [spent + ms for spent in level for ms in sizes]
+            tree += level
+        return tuple(tree)
+
+    def mean_ms(self, point: dict[str, Any]) -> float:
+        """What an operating point costs on average, from how many patches were looked at."""
+        images = sum(point["exits_per_look"])
+        patches = patches_of(point)
+        spent = sum(
+            n * ms
+            for look, sizes in zip(patches, self.focus_ms, strict=True)
+            for n, ms in zip(look, sizes, strict=True)
+        )
+        return float(self.glance_ms + spent / images)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> "Latency":
+        try:
+            return Latency(
+                device=str(plain["device"]),
+                threads=int(plain["threads"]),
+                batch_size=int(plain["batch_size"]),
+                glance_ms=float(plain["glance_ms"]),
+                focus_ms=tuple(tuple(float(ms) for ms in sizes) for sizes in plain["focus_ms"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadSetting(f"a table of milliseconds is damaged: {type(error).__name__} {error}.") from None
+
+
+def patches_of(point: dict[str, Any]) -> list[Sequence[int]]:
+    """(T - 1, K) how many patches of each size an operating point looks at in look 2, 3, ..."""
+    if "patches_per_look_and_size" in point:
+        return list(point["patches_per_look_and_size"])
+    exits = point["exits_per_look"]
+    return [[sum(exits[look:])] for look in range(1, len(exits))]
+
+
+def device_name(device: torch.device) -> str:
+    """What people call it: the GPU's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
+
+
+@functools.lru_cache(maxsize=1)
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine() or "CPU"
