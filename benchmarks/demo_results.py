@@ -30,8 +30,9 @@ def table_of(results: list[dict[str, Any]]) -> str:
     rows = [["", "glance", *(f"look {look}" for look in range(2, looks + 1))]]
     for key, name in names.items():
         rows.append([name, *(percent([r[key][look] for r in results]) for look in range(looks))])
-    hits = [percent([r["hit_rate_per_focus"][look] for r in results]) for look in range(looks - 1)]
-    rows.append(["patches that hold the whole sign, %", "", *hits])
+    if results[0]["hit_rate_per_focus"] is not None:
+        hits = [percent([r["hit_rate_per_focus"][look] for r in results]) for look in range(looks - 1)]
+        rows.append(["patches that hold the whole sign, %", "", *hits])
     rows.append(["multiply-adds, millions", *(f"{macs / 1e6:.2f}" for macs in results[0]["macs_after_look"])])
     return markdown_table(rows)
 
@@ -41,7 +42,7 @@ def summary_of(results: list[dict[str, Any]]) -> str:
     told = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
     seconds = " / ".join(f"{r['seconds']:.0f}" for r in results)
     return (
-        f"The same backbone on the whole scene: {percent([r['backbone_accuracy'] for r in results])} % with "
+        f"The same backbone on the whole image: {percent([r['backbone_accuracy'] for r in results])} % with "
         f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {told}. "
         f"Seconds for everything: {seconds}."
     )

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from glancefocus.adaptive import look_until_sure
-from glancefocus.early_exit.rule import ExitRule, every_look
+from glancefocus.bundle import Bundle
+from glancefocus.costs import Costs
+from glancefocus.data.splits import MemorySplit
+from glancefocus.early_exit.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.early_exit.score import Value
+from glancefocus.evaluation.recording import record_looks
 from glancefocus.look import Aim, Look
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.scene import Scene, as_scene
@@ -149,3 +156,131 @@ def test_the_loop_answers_as_if_every_look_were_taken_and_thresholded_afterwards
                 looked = ~outcome.where.isnan()
                 torch.testing.assert_close(outcome.where[looked], whole.where[rows][looked], rtol=0, atol=1e-5)
                 assert torch.equal(looked.all(dim=2).sum(dim=1) + 1, outcome.looks)
+
+
+class ExpectingPolicy:
+    """Aims at the centre, expects of looking on what the script says, and writes down for whom it was asked to aim.
+
+    value  one list a look, with a number for each image
+    """
+
+    def __init__(self, value: Sequence[Sequence[float]]) -> None:
+        self.value = value
+        self.rows_aimed: list[list[int]] = []
+
+    def aim(self, look: Look) -> Aim:
+        rows = look.rows.tolist()
+        self.rows_aimed.append(rows)
+        value = torch.tensor([self.value[look.number - 1][row] for row in rows])
+        return Aim(where=torch.full((look.count, 2), 0.5), patch_px=8, value=value)
+
+
+def test_by_value_the_policy_aims_before_anybody_leaves_and_only_once_a_look(look_with: Callable[..., Look]) -> None:
+    net = ScriptedNet(look_with, [[0.6] * 3, [0.7] * 3, [0.8] * 3])
+    policy = ExpectingPolicy([[-2.0, 1.0, 1.0], [0.0, -2.0, 1.0]])  # below 0: sigmoid(-v) is above a half
+    outcome = look_until_sure(net, images(3), ExitRule([0.5, 0.5, 0.0], Value()), policy)
+    assert outcome.looks.tolist() == [1, 2, 3]
+    assert outcome.sure.tolist() == [True, True, False]
+    assert policy.rows_aimed == [[0, 1, 2], [1, 2]]  # nobody needs an aim after the last look
+    assert net.rows_focused == [[1, 2], [2]]
+    assert outcome.confidence.tolist() == pytest.approx([0.6, 0.7, 0.8], abs=1e-6)
+
+
+def test_an_aim_that_nobody_followed_is_paid_for(look_with: Callable[..., Look]) -> None:
+    # A glance 100, a focus 50, answers 3, 5 and 6; an aim 7 after the glance and 9 after a patch.
+    costs = Costs(100, 110, {8: 50}, 7, (3, 5, 6), 1000, {8: 9})
+    net = ScriptedNet(look_with, [[0.6] * 3, [0.7] * 3, [0.8] * 3])
+    policy = ExpectingPolicy([[-2.0, 1.0, 1.0], [0.0, -2.0, 1.0]])
+    by_value = look_until_sure(net, images(3), ExitRule([0.5, 0.5, 0.0], Value()), policy)
+    assert by_value.aims_first
+    after_two, after_three = 103 + 7 + 50 + 5, 103 + 7 + 50 + 5 + 9 + 50 + 6
+    assert replace(by_value, costs=costs).cost_macs.tolist() == [103 + 7, after_two + 9, after_three]
+    net = ScriptedNet(look_with, [[0.95, 0.6, 0.6], [0.0, 0.95, 0.6], [0.0, 0.0, 0.6]])
+    by_confidence = look_until_sure(net, images(3), ExitRule([0.9, 0.9, 0.0]))
+    assert by_confidence.looks.tolist() == by_value.looks.tolist()
+    assert replace(by_confidence, costs=costs).cost_macs.tolist() == [103, after_two, after_three]
+
+
+def test_by_value_those_who_stay_look_where_they_would_have_looked_anyway(small_net: Callable[..., Any]) -> None:
+    net = small_net()
+    with torch.inference_mode():
+        for part in (net.policy.actor, net.policy.critic):
+            for parameter in part.parameters():
+                parameter.mul_(20)  # aims and values that differ between images
+        scene = torch.randn(12, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        whole = look_until_sure(net, as_scene(scene), every_look(3))
+        glance = net.glance(scene)
+        at_glance = Value().of(glance, net.policy.aim(glance)).sort().values
+        rule = ExitRule([float(at_glance[5] + at_glance[6]) / 2, 1.0, 0.0], Value())
+        outcome = look_until_sure(net, as_scene(scene), rule)
+    assert sorted(outcome.looks.tolist()) == [1] * 6 + [3] * 6
+    stay = outcome.looks == 3
+    torch.testing.assert_close(outcome.where[stay], whole.where[stay], rtol=0, atol=1e-5)
+    torch.testing.assert_close(outcome.logits[stay], whole.logits[stay], rtol=0, atol=1e-5)
+    assert outcome.where[~stay].isnan().all()
+    assert outcome.where.isfinite().any()
+
+
+class TickingClock:
+    """Shows one second more each time that it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize(("ends_at", "looks"), [(-5.0, 1), (1.9, 1), (2.0, 2), (3.1, 3), (100.0, 4)])
+def test_a_deadline_ends_the_looking_but_never_before_the_glance(
+    ends_at: float, looks: int, look_with: Callable[..., Look]
+) -> None:
+    # The clock is read once after every look, so looks take a second each: look t + 1 would be over at second t + 1.
+    net = ScriptedNet(look_with, [[0.6, 0.95]] + [[0.6, 0.6]] * 3)
+    rule = ExitRule([0.9, 0.9, 0.9, 0.0], deadline=Deadline(TickingClock(), starts_at=0.0, ends_at=ends_at))
+    outcome = look_until_sure(net, images(2), rule)
+    assert outcome.looks.tolist() == [looks, 1]
+    assert outcome.sure.tolist() == [False, True]
+
+
+def away_from_scores(scores: np.ndarray[Any, Any], random: np.random.Generator) -> float:
+    """A threshold anywhere among the scores, but at none of them: rounding differs between batch sizes by about 1e-6."""
+    ordered = np.sort(scores, axis=None)
+    wide = np.flatnonzero(np.diff(ordered) > 4e-5)
+    place = random.choice(wide)
+    return float((ordered[place] + ordered[place + 1]) / 2)
+
+
+def test_with_several_sizes_the_loop_does_what_the_tree_of_looks_says(
+    small_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = small_bundle(patch_px=(32, 48))
+    with torch.no_grad():
+        for part in (bundle.net.classifier, bundle.net.policy.actor):
+            for parameter in part.parameters():
+                parameter.mul_(4)  # answers and aims that differ between images
+    pixels = torch.randint(0, 256, (16, 3, 64, 64), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    split = MemorySplit(pixels, torch.arange(16) % 3, bundle.settings.view)
+    record = record_looks(bundle, split, tmp_path, source="noise", name="all")
+    macs = bundle.costs.macs_of_tree()
+    table = record.table(macs)
+    paths = [(), (32,), (48,), (32, 32), (32, 48), (48, 32), (48, 48)]  # of the nodes, level by level
+    random, nodes_left_at = np.random.default_rng(0), set()
+    scene, _ = next(iter(split.batches([range(16)])))
+    for _ in range(8):
+        rows = [
+            [away_from_scores(level, random) for _ in range(2)] for level in (table.score[:, :1], table.score[:, 1:3])
+        ]
+        rule = SizeRule([*rows, [0.0, 0.0]], patch_px=(32, 48))
+        nodes = table.exits(np.asarray(rule.thresholds, dtype=np.float32)).tolist()
+        nodes_left_at.update(nodes)
+        with torch.inference_mode():
+            outcome = replace(look_until_sure(bundle.net, as_scene(scene), rule), costs=bundle.costs)
+        assert outcome.looks.tolist() == [len(paths[node]) + 1 for node in nodes]
+        assert [tuple(px for px in row if px > 0) for row in outcome.patch_px.tolist()] == [paths[n] for n in nodes]
+        assert outcome.answer.tolist() == [int(record.answer[row, node]) for row, node in enumerate(nodes)]
+        assert outcome.cost_macs.tolist() == [macs[node] for node in nodes]
+        confidence = [float(record.confidence[row, node]) for row, node in enumerate(nodes)]
+        assert outcome.confidence.tolist() == pytest.approx(confidence, abs=1e-5)
+    assert nodes_left_at == set(range(7))

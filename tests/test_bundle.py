@@ -4,6 +4,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.costs import Costs
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting, ImageTooSmall
+from glancefocus.latency import Latency, device_name
 
 MakeBundle = Callable[..., Bundle]
 
@@ -233,6 +235,19 @@ def test_a_bundle_of_a_newer_format_asks_for_an_update(folder: Path) -> None:
         ({"thresholds": 0.5}, "is damaged: its classes, thresholds, curve or notes"),
         ({"curve": None}, "is damaged: its classes, thresholds, curve or notes"),
         ({"notes": [1]}, "is damaged: its classes, thresholds, curve or notes"),
+        ({"temperatures": [1.0]}, r"do not fit its network: there must be 3 temperatures above 0, but got \[1.0\]"),
+        ({"temperatures": [1.0, 0.0, 1.0]}, "do not fit its network: there must be 3 temperatures above 0"),
+        ({"temperatures": "hot"}, "is damaged: its classes, thresholds, curve or notes"),
+        ({"latencies": [{"device": "a chip"}]}, "is damaged: its classes, thresholds, curve or notes"),
+        ({"latencies": 3}, "is damaged: its classes, thresholds, curve or notes"),
+        (
+            {"thresholds": [0.5, 0.5, 0.0], "score": "sureness"},
+            "do not fit its network: there is no exit score named 'sureness'",
+        ),
+        (
+            {"thresholds": [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]},
+            r"do not fit its network: a network with patches of \[32\] px needs one threshold for each look",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_said(changes: dict[str, Any], sentence: str, folder: Path) -> None:
@@ -406,3 +421,79 @@ def test_a_way_of_stopping_that_cannot_be_is_refused(
 def test_a_budget_needs_operating_points(bundle: Bundle) -> None:
     with pytest.raises(BadBudget, match="no operating points"):
         bundle.predict(pixels(), budget_macs=float(bundle.costs.macs_after_look[1]))
+
+
+def latency_here(**changes: Any) -> Latency:
+    """A millisecond for every look, measured where the tests run."""
+    here = {"device": device_name(torch.device("cpu")), "threads": torch.get_num_threads(), "batch_size": 1}
+    return Latency(**{**here, "glance_ms": 1.0, "focus_ms": ((1.0,), (1.0,)), **changes})
+
+
+def test_how_a_bundle_stops_survives_saving(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    latencies = [latency_here(), latency_here(device="another chip", focus_ms=((0.5,), (0.25,)))]
+    bundle = replace(
+        small_bundle(thresholds=(0.9, 0.8, 0.0)), score="entropy", temperatures=(1.5, 0.7, 1.0), latencies=latencies
+    )
+    loaded = gf.load(bundle.save(tmp_path / "bundle"), device="cpu")
+    assert loaded.score == "entropy"
+    assert loaded.temperatures == (1.5, 0.7, 1.0)
+    assert loaded.latencies == latencies
+    assert loaded.exit_rule().score.name == "entropy"
+    assert loaded.exit_rule().temperatures == (1.5, 0.7, 1.0)
+    assert loaded.exit_rule(looks=2).temperatures == (1.5, 0.7)
+
+
+def test_a_bundle_from_before_there_were_scores_stops_by_confidence(folder: Path) -> None:
+    file = folder / "bundle.json"
+    plain = json.loads(file.read_text())
+    for name in ("score", "temperatures", "latencies"):
+        del plain[name]
+    del plain["costs"]["focus_policy_macs"]
+    file.write_text(json.dumps({**plain, "thresholds": [0.5, 0.5, 0.0]}))
+    loaded = gf.load(folder, device="cpu")
+    assert (loaded.score, loaded.temperatures, loaded.latencies) == ("confidence", None, [])
+    # 0.5 is more than fresh weights are ever sure of three classes
+    assert loaded.predict(pixels()).cost_macs.tolist() == [loaded.costs.macs_after_look[2]]
+
+
+def test_an_update_writes_thresholds_and_leaves_weights_and_other_files_alone(bundle: Bundle, folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    weights = folder / "model.safetensors"
+    before, was_written = weights.read_bytes(), weights.stat().st_mtime_ns
+    loaded = gf.load(folder, device="cpu")
+    loaded.thresholds = (0.25, 0.5, 0.0)
+    loaded.curve = [{"thresholds": [0.25, 0.5, 0.0], "mean_macs": 1e6, "accuracy": 0.5}]
+    loaded.notes = {"thresholds_chosen_on": "pets, val"}
+    loaded.update(folder)
+    assert (weights.read_bytes(), weights.stat().st_mtime_ns) == (before, was_written)
+    assert (folder / "notes.txt").read_text() == "mine"
+    names = ["README.md", "bundle.json", "model.safetensors", "notes.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    again = gf.load(folder, device="cpu")
+    assert again.thresholds == (0.25, 0.5, 0.0)
+    assert again.curve == loaded.curve
+    assert "pets, val" in (folder / "README.md").read_text()
+    assert again.fingerprint == bundle.fingerprint
+
+
+def test_an_update_of_a_bundle_that_is_gone_is_said(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BadBundle, match="the bundle .*none cannot be written: No such file or directory"):
+        bundle.update(tmp_path / "none")
+
+
+def test_a_fingerprint_is_that_of_what_is_answered(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    bundle = small_bundle()
+    same = small_bundle()
+    assert bundle.fingerprint == same.fingerprint
+    same.thresholds, same.score, same.notes = (0.1, 0.2, 0.0), "entropy", {"a": 1}
+    same.curve, same.latencies = [{"thresholds": [0.1, 0.2, 0.0], "mean_macs": 1.0}], [latency_here()]
+    assert bundle.fingerprint == same.fingerprint
+    assert gf.load(same.save(tmp_path / "bundle"), device="cpu").fingerprint == bundle.fingerprint
+    assert small_bundle(seed=1).fingerprint != bundle.fingerprint
+    assert small_bundle(view={"mean": (0.0, 0.0, 0.0)}).fingerprint != bundle.fingerprint
+    with torch.no_grad():
+        next(iter(same.net.classifier.parameters())).view(-1)[0] += 1e-3
+    assert bundle.fingerprint != same.fingerprint
+    warm = replace(bundle, temperatures=(1.0, 1.0, 2.0))
+    warmer = replace(bundle, temperatures=(1.0, 1.0, 3.0))
+    assert len({bundle.fingerprint, warm.fingerprint, warmer.fingerprint}) == 3

@@ -46,7 +46,10 @@ def place(
     costs = count_costs(net.settings)
     curve = [{"thresholds": [0.5, 0.5, 0.0], "mean_macs": float(costs.macs_after_look[1]), "accuracy": 0.9}]
     classes = ("none", "30", "50", "80", "100")
-    Bundle(net, classes, costs, (0.9, 0.8, 0.0), curve).save(folder / "runs" / "signs" / "bundle")
+    # The scenes of `signs` are drawn as they were for training: few and small ones here.
+    drawn = {"source": "signs", "workers": 0, "scenes": [8, 24, 24], "signs": {"height": 96, "width": 96}}
+    bundle = Bundle(net, classes, costs, (0.9, 0.8, 0.0), curve, notes={"data_settings": drawn})
+    bundle.save(folder / "runs" / "signs" / "bundle")
     (folder / "photos").mkdir()
     for name in ("photo.jpg", "photos/a.jpg", "photos/b.jpg"):
         Image.effect_noise((120, 90), 60).convert("RGB").save(folder / name)

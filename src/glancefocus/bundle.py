@@ -19,10 +19,18 @@ from torch import Tensor
 
 import glancefocus
 from glancefocus.adaptive import look_until_sure
+from glancefocus.bundle_files import (
+    CARD_FILE,
+    FORMAT,
+    SETTINGS_FILE,
+    WEIGHTS_FILE,
+    read_settings,
+    told_beside_the_network,
+)
 from glancefocus.costs import Costs
 from glancefocus.data.pictures import as_rgb, read_picture
 from glancefocus.data.views import view_picture, view_tensor
-from glancefocus.early_exit.curve import best_thresholds, frozen
+from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
 from glancefocus.latency import Latency, device_name
@@ -36,10 +44,6 @@ from glancefocus.outcome import Outcome
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.stopping import Stopping
-
-FORMAT = 1
-SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
-MAX_SETTINGS_BYTES = 64 * 2**20
 
 Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
 
@@ -285,7 +289,7 @@ class Bundle:
     def load(folder: str | Path) -> "Bundle":
         """The bundle in a folder; what is missing, damaged or foreign is said."""
         folder = Path(folder)
-        plain = _read_settings(folder)
+        plain = read_settings(folder)
         try:
             settings = from_plain(NetworkSettings, plain.get("network"), "network")
             costs = Costs.from_plain(plain.get("costs", {}))
@@ -308,7 +312,7 @@ class Bundle:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        return Bundle(net=net, costs=costs, **_told_beside_the_network(plain, folder / SETTINGS_FILE))
+        return Bundle(net=net, costs=costs, **told_beside_the_network(plain, folder / SETTINGS_FILE))
 
 
 def load(
@@ -356,46 +360,3 @@ def _as_list(pictures: Picture | Sequence[Picture]) -> list[Picture]:
     if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
         return [pictures]
     return list(pictures)
-
-
-def _told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Everything but the network out of the settings file, whose values may be of any kind."""
-    classes, curve, notes = plain.get("classes"), plain.get("curve", []), plain.get("notes", {})
-    try:
-        if not isinstance(classes, list) or not isinstance(notes, dict) or not all(isinstance(p, dict) for p in curve):
-            raise ValueError
-        thresholds, temperatures = plain.get("thresholds"), plain.get("temperatures")
-        return {
-            "classes": tuple(str(name) for name in classes),
-            "thresholds": None if thresholds is None else frozen(thresholds),
-            "curve": list(curve),
-            "notes": notes,
-            "score": str(plain.get("score", "confidence")),
-            "temperatures": None if temperatures is None else tuple(float(t) for t in temperatures),
-            "latencies": [Latency.from_plain(latency) for latency in plain.get("latencies", [])],
-        }
-    except (TypeError, ValueError, BadSetting):
-        raise BadBundle(
-            f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be."
-        ) from None
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    file = folder / SETTINGS_FILE
-    if not folder.is_dir():
-        raise BadBundle(f"there is no bundle at {folder}. Name a folder written by training or by `gf import`.")
-    if not file.is_file():
-        raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.")
-    if file.stat().st_size > MAX_SETTINGS_BYTES:
-        raise BadBundle(f"{file} is too large to be the settings of a bundle.")
-    try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadBundle(f"{file} is damaged: {error}. Copy or export the bundle again.") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
-        raise BadBundle(f"{file} is not the settings of a bundle.")
-    if plain["format"] > FORMAT:
-        raise BadBundle(
-            f"the bundle {folder} has format {plain['format']}, this glancefocus reads up to {FORMAT}. Update glancefocus."
-        )
-    return plain

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ImageTooSmall
-from glancefocus.settings import GlanceResize
+from glancefocus.settings import GlanceResize, ViewSettings
 
 
 class Scene(Protocol):
@@ -77,12 +77,24 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
     return images[rows[:, None, None], :, y, x].permute(0, 3, 1, 2)
 
 
+def normalise(images: Tensor, view: ViewSettings) -> Tensor:
+    """(..., 3, H, W) uint8 or [0, 1] -> floats with the view's mean and deviation taken out."""
+    floats = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    mean = torch.tensor(view.mean, device=images.device)[:, None, None]
+    std = torch.tensor(view.std, device=images.device)[:, None, None]
+    return (floats - mean) / std
+
+
 @dataclass(frozen=True)
 class ImageBatch:
-    """A batch of images of one size, (N, 3, H, W). Dropping a row copies no pixels: only the list of rows changes."""
+    """A batch of images of one size, (N, 3, H, W). Dropping a row copies no pixels: only the list of rows changes.
+
+    images  normalised; or uint8, of which only what is looked at is normalised, by the view: of a large scene a small part
+    """
 
     images: Tensor
     rows: Tensor | None = None
+    view: ViewSettings | None = None
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.shape[1] != 3:
@@ -94,15 +106,33 @@ class ImageBatch:
     def count(self) -> int:
         return int(self.images.shape[0] if self.rows is None else self.rows.shape[0])
 
+    @property
+    def whole(self) -> Tensor:
+        """Every image, normalised: what a plain backbone sees."""
+        images = self._normalised(self.images if self.rows is None else self.images[self.rows])
+        return images.contiguous(memory_format=torch.channels_last)
+
     def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
         images = self.images if self.rows is None else self.images[self.rows]
-        return shrink(images, px, resize)
+        if self.view is None:
+            return shrink(images, px, resize)
+        # Resizing mixes pixels with weights that sum to 1, so it may come before the rest of the arithmetic.
+        small = normalise(shrink(images.float(), px, resize) / 255, self.view)
+        return small.contiguous(memory_format=torch.channels_last)
 
     def patch(self, where: Tensor, px: int) -> Tensor:
-        return crop(self.images, where, px, self.rows)
+        return self._normalised(crop(self.images, where, px, self.rows))
 
     def keep(self, rows: Tensor) -> "ImageBatch":
-        return ImageBatch(self.images, rows if self.rows is None else self.rows[rows])
+        return ImageBatch(self.images, rows if self.rows is None else self.rows[rows], self.view)
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return pixels if self.view is None else normalise(pixels, self.view)
+
+
+def as_batch(images: Tensor, view: ViewSettings) -> ImageBatch:
+    """A scene out of what a split gives: normalised images, or the pixels (uint8) of images that the view is to normalise."""
+    return ImageBatch(images, view=view if images.dtype == torch.uint8 else None)
 
 
 @dataclass(frozen=True)

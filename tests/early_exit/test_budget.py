@@ -1,4 +1,4 @@
-"""Thresholds by the paper's geometric rule, against the rule written out slowly."""
+"""Thresholds by the paper's geometric rule, against the rule written out slowly; curves; budgets and tables that are refused."""
 
 import math
 
@@ -7,14 +7,19 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.early_exit.budget import (
+    PAPER_RATIOS,
     RELEASED_RATIOS,
     best_points,
-    direct_curve,
+    check_budget,
+    check_table,
     geometric_curve,
     geometric_shares,
     geometric_thresholds,
+    geometric_within,
+    solve_curve,
 )
 from glancefocus.early_exit.look_table import LookTable
+from glancefocus.errors import BadBudget, BadData
 
 
 def table_of(score: NDArray[np.float32]) -> LookTable:
@@ -88,6 +93,8 @@ def test_the_released_ratios_go_from_one_twentieth_to_195_hundredths() -> None:
     assert len(RELEASED_RATIOS) == 39
     assert RELEASED_RATIOS[0] == pytest.approx(0.05, abs=1e-12)
     assert RELEASED_RATIOS[-1] == pytest.approx(1.95, abs=1e-12)
+    assert RELEASED_RATIOS[:19] == PAPER_RATIOS
+    assert PAPER_RATIOS[-1] == pytest.approx(0.95, abs=1e-12)
 
 
 def test_the_curve_goes_from_cheap_to_dear() -> None:
@@ -95,33 +102,12 @@ def test_the_curve_goes_from_cheap_to_dear() -> None:
     table = table_of(score)
     costs = [table.point(thresholds)["mean_macs"] for thresholds in geometric_curve(table)]
     assert len(costs) == 39
-    assert costs == sorted(costs)  # type: ignore[type-var]
-    assert costs[0] < 1.1  # type: ignore[operator]
+    assert costs == sorted(costs)
+    assert costs[0] < 1.1
 
 
 def test_one_look_lets_everybody_go() -> None:
     assert geometric_thresholds(table_of(np.zeros((3, 1), dtype=np.float32)), 0.5).tolist() == [0.0]
-
-
-def test_direct_search_is_never_worse_than_the_geometric_rule_at_its_price() -> None:
-    random = np.random.default_rng(5)
-    score = np.sort(random.random((400, 3)).astype(np.float32), axis=1)
-    correct = random.random((400, 3)) < 0.3 + 0.7 * score
-    table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
-    both = best_points(table, geometric_curve(table) + direct_curve(table, trade_offs=8))
-    for thresholds in geometric_curve(table):
-        point = table.point(thresholds)
-        affordable = [p["accuracy"] for p in both if p["mean_macs"] <= point["mean_macs"]]
-        assert max(affordable) >= point["accuracy"]
-
-
-def test_direct_search_finds_exits_that_no_geometric_rule_has() -> None:
-    # Everybody is right after the second look and nobody before: the best is to leave exactly there, all of them.
-    score = np.tile(np.array([[0.5, 0.9, 0.9]], dtype=np.float32), (50, 1))
-    correct = np.tile(np.array([[False, True, True]]), (50, 1))
-    table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
-    best = best_points(table, direct_curve(table))[-1]
-    assert (best["accuracy"], best["mean_macs"]) == (1.0, 2.0)
 
 
 def test_points_that_cost_more_and_achieve_no_more_are_left_out() -> None:
@@ -132,3 +118,114 @@ def test_points_that_cost_more_and_achieve_no_more_are_left_out() -> None:
     )
     kept = best_points(table, [np.array([0.5, 0.0], np.float32), np.array([0.0, 0.0], np.float32)])
     assert [(p["mean_macs"], p["accuracy"]) for p in kept] == [(1.0, 1.0)]
+
+
+def one_hundred() -> LookTable:
+    """Look by look the same scores 0, 0.01 ... 0.99; multiply-adds 10, 20, 30."""
+    score = np.tile(np.arange(100, dtype=np.float32)[:, None] / 100, (1, 3))
+    return LookTable(score, score > 0.5, np.array([10.0, 20.0, 30.0]))
+
+
+def test_the_ratio_is_the_largest_that_fits_into_the_budget() -> None:
+    table = one_hundred()
+    # Every share is a third: floor(33.3) leave at the first two looks, 34 at the last: 33 x 10 + 33 x 20 + 34 x 30 = 2010.
+    even = table.point(geometric_thresholds(table, 1.0))
+    assert even["mean_macs"] == 20.1
+    assert table.point(geometric_within(table, 20.1))["mean_macs"] == 20.1
+    for budget in np.linspace(10.5, 29.9, 25):
+        spent = table.point(geometric_within(table, budget))["mean_macs"]
+        # One image more that goes on for one look costs 0.1; where two or three move at once, as much more.
+        assert budget - 0.31 < spent <= budget
+
+
+def test_the_papers_ratios_stay_below_one() -> None:
+    table = one_hundred()
+    paper = table.point(geometric_within(table, 29.0, wide=False))
+    wide = table.point(geometric_within(table, 29.0))
+    assert paper["exits_per_look"] == [33, 33, 34]
+    assert wide["exits_per_look"][-1] > 80
+
+
+def test_a_budget_of_one_glance_lets_everybody_leave_there() -> None:
+    table = one_hundred()
+    assert table.point(geometric_within(table, 10.0))["exits_per_look"] == [100, 0, 0]
+
+
+def test_a_budget_for_everything_keeps_everybody() -> None:
+    table = one_hundred()
+    assert table.point(geometric_within(table, 1e9))["exits_per_look"] == [0, 0, 100]
+
+
+def test_a_tree_is_not_taken_for_looks() -> None:
+    table = LookTable(np.zeros((2, 4), np.float32), np.ones((2, 4), bool), np.arange(1.0, 5), sizes=3)
+    with pytest.raises(ValueError, match="the table has 3 patch sizes; take table.fixed_size"):
+        geometric_thresholds(table, 0.5)
+
+
+def curve_table(unit: str = "macs") -> LookTable:
+    random = np.random.default_rng(9)
+    score = np.sort(random.random((300, 4), dtype=np.float32), axis=1)
+    correct = random.random((300, 4)) < 0.2 + 0.8 * score
+    macs = np.array([1e8, 2e8, 3e8, 4e8])
+    ms = np.array([1.1, 2.3, 3.1, 4.7])
+    return LookTable(score, correct, macs, ms=ms, unit="ms" if unit == "ms" else "macs")
+
+
+@pytest.mark.parametrize("unit", ["macs", "ms"])
+def test_a_curve_goes_evenly_from_one_glance_to_every_look(unit: str) -> None:
+    table = curve_table(unit)
+    curve = solve_curve(table, points=13)
+    budgets = [entry[f"budget_{unit}"] for entry in curve]
+    assert budgets[0] == table.cheapest
+    assert budgets[-1] == table.dearest
+    assert np.diff(budgets).tolist() == pytest.approx([(table.dearest - table.cheapest) / 12] * 12, rel=1e-9)
+    assert curve[0]["thresholds"] == [-1, -1, -1, 0]
+    assert curve[0]["exits_per_look"] == [300, 0, 0, 0]
+    accuracies = [entry["accuracy"] for entry in curve]
+    assert accuracies == sorted(accuracies)
+    assert all(entry[f"mean_{unit}"] <= budget * (1 + 1e-15) for entry, budget in zip(curve, budgets, strict=True))
+
+
+def test_a_budget_below_one_glance_is_refused() -> None:
+    table = curve_table()
+    with pytest.raises(
+        BadBudget,
+        match=r"a budget of 9e\+07 multiply-adds is less than what a glance costs \(1e\+08\): raise it.*glance\.$",
+    ):
+        check_budget(table, 9e7)
+    with pytest.raises(BadBudget, match="Is the unit mixed up. Multiply-adds are counted one by one, such as 2e8"):
+        check_budget(table, 0.2)
+    with pytest.raises(BadBudget, match="1e-05 milliseconds .* counted in milliseconds, such as 20"):
+        check_budget(curve_table("ms"), 1e-5)
+
+
+@pytest.mark.parametrize("budget", [math.nan, math.inf])
+def test_a_budget_that_is_no_finite_number_is_refused(budget: float) -> None:
+    with pytest.raises(BadBudget, match=f"must be a finite number of multiply-adds, but got {budget}"):
+        check_budget(curve_table(), budget)
+    with pytest.raises(BadBudget, match="must be a finite number"):
+        geometric_within(curve_table(), budget)
+
+
+def test_a_budget_binds_unless_every_look_fits() -> None:
+    table = curve_table()
+    assert check_budget(table, 1e8)
+    assert check_budget(table, 3.9e8)
+    assert not check_budget(table, 4e8)
+    assert not check_budget(table, 1e12)
+
+
+def test_one_image_is_too_few() -> None:
+    with pytest.raises(BadData, match="at least 2 images to be chosen on, but got 1. Give more images"):
+        check_table(curve_table().rows(np.array([0])))
+
+
+def test_images_with_the_same_score_at_every_look_cannot_be_told_apart() -> None:
+    score = np.tile(np.array([[0.25, 0.5, 0.1]], dtype=np.float32), (5, 1))
+    score[:, 2] = np.arange(5) / 5  # at the last look everybody leaves, so that scores there tell nothing
+    same = LookTable(score, np.ones((5, 3), bool), np.arange(1.0, 4))
+    with pytest.raises(BadData, match="all 5 images have the same score at every look .0.25 at the glance."):
+        check_table(same)
+    score[0, 1] = 0.6
+    check_table(LookTable(score, np.ones((5, 3), bool), np.arange(1.0, 4)))
+    check_table(LookTable(score[:, 2:], np.ones((5, 1), bool), np.ones(1)))  # one look needs no threshold

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle, load
-from glancefocus.commands.printing import notices, output, progress_bars
+from glancefocus.commands.printing import output, progress_bars
 from glancefocus.early_exit.budget import (
     check_budget,
     check_table,
@@ -18,7 +18,7 @@ from glancefocus.early_exit.budget import (
     geometric_within,
     solve_curve,
 )
-from glancefocus.early_exit.curve import best_thresholds, frozen
+from glancefocus.early_exit.curve import best_thresholds, frozen, leave_thresholds
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.assess import look_table, with_interval
@@ -57,6 +57,8 @@ def set_budget(folder: Path, source: str, asked: BudgetAsked, *, as_json: bool) 
     bundle = load(folder)
     if asked.score is not None:
         bundle.score = asked.score
+        # Refuses a score that does not go with several patch sizes, before anything is looked at.
+        bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.patch_px)))
     with progress_bars(quiet=as_json) as progress:
         records = Records(
             bundle,
@@ -183,7 +185,7 @@ def _print(result: dict[str, Any], curve: list[dict[str, Any]]) -> None:
     kept = (
         "stored in the bundle: gf predict uses them, and --budget-macs any other" if result["stored"] else "not stored"
     )
-    notices().print(kept, highlight=False)
+    console.print(kept, highlight=False)
 
 
 def _cheaper(curve: list[dict[str, Any]], point: dict[str, Any]) -> float | None:

@@ -22,9 +22,10 @@ def notices() -> Console:
 
 @contextmanager
 def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A function of (what, done, total) that shows a bar for everything it is told about; the bars go when the block ends."""
+    """A function of (what, done, total) that shows a bar for everything it is told about, on a terminal, while the block runs."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notices(), transient=True, disable=quiet) as progress:
+    console = notices()
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         tasks: dict[str, object] = {}
 
         def tell(what: str, done: int, total: int) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from glancefocus.data.pictures import as_tensor, read_picture
-from glancefocus.data.views import normalise, view_picture
+from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage
+from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
 
@@ -65,14 +66,19 @@ class MemorySplit:
         return int(self.labels.shape[0])
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        for images, labels in self.pixel_batches(order, seed):
+            yield normalise(images, self.view).contiguous(memory_format=torch.channels_last), labels
+
+    def pixel_batches(self, order: Sequence[Sequence[int]], seed: int | None = None) -> Iterator[Batch]:
+        """The same before normalising, uint8: of large images most pixels are never looked at closely."""
         for indexes in order:
             rows = torch.as_tensor(list(indexes))
-            images = normalise(self.images[rows], self.view)
+            images = self.images[rows]
             if self.flip and seed is not None:
                 # By the image's number, not by its place in the order: a resumed epoch starts in the middle of it.
                 flipped = torch.tensor([mix(seed, index) >> 32 & 1 == 1 for index in rows.tolist()])
                 images[flipped] = images[flipped].flip(-1)
-            yield images.contiguous(memory_format=torch.channels_last), self.labels[rows]
+            yield images, self.labels[rows]
 
 
 @dataclass
@@ -126,6 +132,15 @@ class FileSplit:
         )  # pixels stay as they are
         image, _ = view_picture(read_picture(self.files[index]), plain)
         return (image * 255).round().to(torch.uint8)
+
+
+def scene_batches(
+    split: Split, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0
+) -> Iterator[Batch]:
+    """What `scene.as_batch` takes: pixels where the split holds them, normalised images where it reads them."""
+    if isinstance(split, MemorySplit):
+        return split.pixel_batches(order, seed)
+    return split.batches(order, seed, workers)
 
 
 class _Pictures(Dataset[Batch | str]):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glancefocus.data.pictures import as_tensor
 from glancefocus.errors import BadImage, ImageTooSmall
+from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings
 
 MIN_SIDE_PX = 8
@@ -78,14 +79,6 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
     cropped = resized[:, top : top + crop_h, left : left + crop_w]
     scale_y, scale_x = new_h / height, new_w / width
     return normalise(cropped, view), Placement(scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x)
-
-
-def normalise(images: Tensor, view: ViewSettings) -> Tensor:
-    """(..., 3, H, W) uint8 or [0, 1] -> floats with the view's mean and deviation taken out."""
-    floats = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-    mean = torch.tensor(view.mean, device=images.device)[:, None, None]
-    std = torch.tensor(view.std, device=images.device)[:, None, None]
-    return (floats - mean) / std
 
 
 def _refuse_specks(height: int, width: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.early_exit.checks import check_budget
-from glancefocus.early_exit.geometric import GeometricRule
+from glancefocus.early_exit.geometric import GeometricRule, must_have_one_size
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 
 CELLS = 2**16  # combinations of cuts in one grid
@@ -50,8 +50,8 @@ def direct_curve(table: LookTable, budgets: Sequence[float]) -> list[Thresholds]
         limit = search.limit(budget)
         rules = [search.at(search.cuts(rule.within(budget, wide=wide))) for wide in (True, False)]
         starts = {tuple(start.cuts): start for start in (best, *rules, grid.best(limit)) if start}.values()
-        fitting = [start for start in starts if start.cost <= limit]
-        best = max((search.improve(start, limit) for start in fitting), default=best)
+        improved = [search.improve(start, limit) for start in starts if start.cost <= limit]
+        best = max((best, *rules, *improved))
         found[budget] = search.thresholds(best.cuts)
     return [found[min(budget, table.dearest)] for budget in budgets]
 
@@ -99,6 +99,7 @@ class CutSearch:
     """The cuts of one table, and searching among them."""
 
     def __init__(self, table: LookTable) -> None:
+        must_have_one_size(table)
         self.table = table
         ranked = [np.unique(column, return_inverse=True) for column in table.score.T[:-1]]
         self.scores = [scores for scores, _ in ranked]  # for each look, of each rank

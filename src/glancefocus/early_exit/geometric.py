@@ -30,6 +30,7 @@ def geometric_thresholds(table: LookTable, ratio: float) -> Thresholds:
 
     A look from which nobody leaves gets 1; the last one gets 0, where everybody does.
     """
+    must_have_one_size(table)
     thresholds = np.ones(table.looks, dtype=np.float32)
     thresholds[-1] = 0
     here = table.score
@@ -99,6 +100,12 @@ class GeometricRule:
     def _dearest(self, ratios: Iterable[float], budget: float) -> Thresholds:
         fitting = [found for found in map(self._try, ratios) if found[0] <= budget]
         return max(fitting, key=lambda found: found[:2])[2] if fitting else self.table.leave()
+
+
+def must_have_one_size(table: LookTable) -> None:
+    """Columns are taken for looks, which those of a tree are not."""
+    if table.sizes != 1:
+        raise ValueError(f"the table has {table.sizes} patch sizes; take table.fixed_size(size), or a genetic search.")
 
 
 def cost_and_accuracy(point: dict[str, Any], unit: str) -> tuple[float, float]:

@@ -107,7 +107,7 @@ class LookRecord:
                 raise ValueError("another format")
             about = RecordAbout(**{**plain, "patch_px": tuple(int(px) for px in plain["patch_px"])})
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _layout(about)}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadData(f"{folder} is not a look record, or it is damaged ({error}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():
             if arrays[name].shape != shape or arrays[name].dtype != kind:
@@ -148,8 +148,11 @@ class RecordWriter:
 @contextmanager
 def writing_record(folder: Path, about: RecordAbout) -> Iterator[RecordWriter]:
     """A writer whose record is put in place, whole, when the block ends well; otherwise nothing is left of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise BadData(f"the look record cannot be written to {folder.parent}: {error.strerror or error}.") from None
     try:
         writer = RecordWriter(aside, about)
         yield writer

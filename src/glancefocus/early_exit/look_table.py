@@ -170,7 +170,8 @@ class LookTable:
         levels = [level.copy() for level in self.levels(at_node)]
         for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
             upper += lower.reshape(-1, self.sizes).sum(axis=1)  # who left further down has been here
-        return np.stack([level.reshape(-1, self.sizes).sum(axis=0) for level in levels[1:]])
+        by_size = [level.reshape(-1, self.sizes).sum(axis=0) for level in levels[1:]]
+        return np.asarray(by_size, dtype=np.int64).reshape(self.looks - 1, self.sizes)
 
     def levels(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Values of all nodes, look by look."""

@@ -49,7 +49,7 @@ def genetic_front(
     budgets: Sequence[float] | None = None,
     seed: int = 0,
     population: int = 100,
-    generations: int = 100,
+    generations: int = 150,
 ) -> list[Thresholds]:
     """Thresholds of which none is beaten by another, cheapest first: the whole curve in one run of NSGA-II.
 
@@ -102,6 +102,8 @@ def evolve(
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem
 
+    if code.genes_each == 0:
+        return
     problem = Problem(n_var=code.genes_each, n_obj=widths[0], n_ieq_constr=widths[1], xl=0.0, xu=1.0)
     algorithm.setup(problem, termination=("n_gen", generations), seed=seed, verbose=False)
     while algorithm.has_next():
@@ -165,7 +167,7 @@ class Archive:
         """(P,) the mean costs and the accuracies of these (P, T, K) thresholds."""
         for one in thresholds:
             cost, accuracy = cost_and_accuracy(self.table.point(one), self.table.unit)
-            self._thresholds.append(one)
+            self._thresholds.append(one.copy())
             self._cost.append(cost)
             self._accuracy.append(accuracy)
         added = len(thresholds)

@@ -5,11 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.adaptive import run_looks
-from glancefocus.data.splits import Split, in_order
+from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.rule import every_look
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.scene import ImageBatch
+from glancefocus.scene import as_batch
 
 # Enough for one number a look; more would only hold more logits in memory.
 MOST_IMAGES = 4096
@@ -33,8 +33,9 @@ def fit_temperatures(net: GlanceFocus, split: Split, *, batch_size: int = 64, wo
     device = next(net.parameters()).device
     recorder, labels = LogitsOfLooks(net.settings.looks), []
     with torch.inference_mode():
-        for images, truth in split.batches(order, None, workers):
-            run_looks(net, ImageBatch(images.to(device)), every_look(net.settings.looks), net.policy, recorder)
+        for images, truth in scene_batches(split, order, None, workers):
+            scene = as_batch(images.to(device), net.settings.view)
+            run_looks(net, scene, every_look(net.settings.looks), net.policy, recorder)
             labels.append(truth)
     truth = torch.cat(labels)
     return tuple(best_temperature(torch.cat(parts), truth) for parts in recorder.logits)

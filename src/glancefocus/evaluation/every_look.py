@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from glancefocus.adaptive import Policy, look_until_sure
-from glancefocus.data.splits import Split, in_order
+from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.rule import every_look
 from glancefocus.look import rows_by_size
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.scene import ImageBatch, top_left
+from glancefocus.scene import as_batch, top_left
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def evaluate_every_look(
     image_hw = (0, 0)
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
-        for images, truth in split.batches(order, None, workers):
+        for images, truth in scene_batches(split, order, None, workers):
             image_hw = (int(images.shape[2]), int(images.shape[3]))
-            outcome = look_until_sure(net, ImageBatch(images.to(device)), every_look(looks), policy)
+            outcome = look_until_sure(net, as_batch(images.to(device), net.settings.view), every_look(looks), policy)
             # The logits of a large split would not fit; nothing here needs them.
             parts.append(replace(outcome, logits=outcome.logits[:, :0]))
             labels.append(truth)
@@ -101,8 +101,8 @@ def backbone_accuracy(net: GlanceFocus, split: Split, batch_size: int = 64, rows
     rows = list(range(len(split))) if rows is None else rows
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
-        for images, labels in split.batches(order):
-            logits = encoder.own_head(encoder(images.to(device)).vector)
+        for images, labels in scene_batches(split, order):
+            logits = encoder.own_head(encoder(as_batch(images.to(device), net.settings.view).whole).vector)
             right += int((logits.argmax(dim=1).cpu() == labels).sum())
     encoder.train(was_training)
     return right / len(rows)

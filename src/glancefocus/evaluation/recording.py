@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
-from glancefocus.data.splits import Split, in_order
+from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.early_exit.score import Entropy, Value
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.scene import ImageBatch
+from glancefocus.scene import as_batch
 
 Progress = Callable[[int, int], None]
 
@@ -51,7 +51,7 @@ def record_looks(
         return record
     rule = bundle.calibration()
     with writing_record(place, about) as writer, torch.inference_mode():
-        for images, labels in split.batches(in_order(len(split), batch_size), None, workers):
+        for images, labels in scene_batches(split, in_order(len(split), batch_size), None, workers):
             looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
@@ -64,14 +64,14 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
 
     With one size that is simply every look.
     """
-    level = [rule.calibrated(net.glance(ImageBatch(images)))]
+    level = [rule.calibrated(net.glance(as_batch(images, net.settings.view)))]
     while level:
         following = []
         for look in level:
             last = look.number == net.settings.looks
             aims = [] if last else [net.policy.aim(look, px) for px in net.settings.patch_px]
             # The critic is asked about the largest patch, the one that is taken where there is only one size.
-            value = Value().of(look, aims[-1]) if aims else torch.ones(look.count)
+            value = Value().of(look, aims[-1]) if aims else torch.ones(look.count, device=look.logits.device)
             yield look, value
             following += [rule.calibrated(net.focus(look, aim)) for aim in aims]
         level = following

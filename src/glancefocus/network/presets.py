@@ -1,4 +1,4 @@
-"""The networks that have names: the fourteen of the paper's appendix, and what each family of backbones takes by default."""
+"""The networks that have names: the paper's, one small enough for a laptop; and what each family of backbones takes by default."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,8 +68,10 @@ class Preset:
 def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
     family = family_of(backbone)[1]
     settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "patch_px": (px,)}
-    view = replace(family.view, **more.pop("view", {}))
-    return Preset(name, NetworkSettings(**{**settings, "view": view}), **more)
+    settings["view"] = replace(family.view, **more.pop("view", {}))
+    # Several patch sizes (paper, section 4.2): maps are upsampled after the policy's convolution, so it needs one.
+    settings |= {key: more.pop(key) for key in ("patch_px", "policy", "looks") if key in more}
+    return Preset(name, NetworkSettings(**settings), **more)
 
 
 _B2 = {"height_px": 260, "width_px": 260}
@@ -94,6 +96,8 @@ PRESETS = {
         _preset("gf-efficientnet-b2-128", "efficientnet_b2", 128, view=_B2),
         _preset("gf-efficientnet-b3-128", "efficientnet_b3", 128, view=_B3),
         _preset("gf-efficientnet-b3-144", "efficientnet_b3", 144, view=_B3),
+        _preset("gf-ms-resnet50-96", "resnet50", 96, patch_px=(96, 128, 160), policy=CONV_POLICY, looks=4, **_RESNET50),
+        _preset("gf-ms-efficientnet-b3-128", "efficientnet_b3", 128, patch_px=(128, 160, 192), looks=4, view=_B3),
     )
 }
 
@@ -117,6 +121,7 @@ _MINI = NetworkSettings(
     view=ViewSettings(fit="whole", height_px=160, width_px=160),
 )
 PRESETS["gf-mini-48"] = Preset("gf-mini-48", _MINI)
+PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, patch_px=(32, 48, 64)))
 
 
 def network_settings(

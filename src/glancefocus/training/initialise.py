@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.data.splits import Split, in_order
+from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.network.encoder import Encoder, build_backbone
-from glancefocus.scene import shrink
-from glancefocus.settings import GlanceResize
+from glancefocus.scene import as_batch
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.settings import InitialiseSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 
@@ -21,17 +21,19 @@ from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer
 class EncoderStep(nn.Module):
     """Cross-entropy of an encoder's own head, on whole images or on glances of them."""
 
-    def __init__(self, encoder: Encoder, glance_px: int | None, resize: GlanceResize, label_smoothing: float) -> None:
+    def __init__(
+        self, encoder: Encoder, settings: NetworkSettings, *, on_glances: bool, label_smoothing: float
+    ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.glance_px = glance_px
-        self.resize: GlanceResize = resize
+        self.settings = settings
+        self.on_glances = on_glances
         self.label_smoothing = label_smoothing
 
     def answer(self, images: Tensor) -> Tensor:
-        if self.glance_px is not None:
-            images = shrink(images, self.glance_px, self.resize)
-        return self.encoder.own_head(self.encoder(images).vector)
+        scene = as_batch(images, self.settings.view)
+        seen = scene.glance(self.settings.glance_px, self.settings.glance_resize) if self.on_glances else scene.whole
+        return self.encoder.own_head(self.encoder(seen).vector)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Any]]:
         logits = self.answer(images)
@@ -52,12 +54,7 @@ class InitialiseStage:
         on_glances = name == "glance"
         self.encoder = net.glance_encoder if on_glances else net.focus_encoder
         train_only(net, [self.encoder])
-        step = EncoderStep(
-            self.encoder,
-            net.settings.glance_px if on_glances else None,
-            net.settings.glance_resize,
-            settings.label_smoothing,
-        )
+        step = EncoderStep(self.encoder, net.settings, on_glances=on_glances, label_smoothing=settings.label_smoothing)
         optimizer = make_optimizer(
             settings.optimizer, [{"params": list(self.encoder.parameters()), "lr": settings.lr}], settings.weight_decay
         )
@@ -89,7 +86,7 @@ class InitialiseStage:
         device = self.workshop.accelerator.device
         right = 0
         with torch.inference_mode():
-            for images, labels in split.batches(in_order(len(split), 64), None, self.workshop.workers):
+            for images, labels in scene_batches(split, in_order(len(split), 64), None, self.workshop.workers):
                 right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
         return {"val_accuracy": [right / len(split)]}
 

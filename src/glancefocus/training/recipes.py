@@ -56,14 +56,16 @@ def train_settings(
             raise BadSetting("name a --preset (see `gf models`) or a --backbone (any timm name) to train.")
         preset = "gf-mini-48"
     if world:
-        data["signs"] = {**_world_size(network), **data.get("signs", {})}
         network["view"] = {"fit": "whole", **network.get("view", {})}
         data.setdefault("workers", 0)
     plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
+    if world:  # drawn at the size that the network is to look at
+        view = plain_network["view"]
+        data["signs"] = {"height": view["height_px"], "width": view["width_px"], **data.get("signs", {})}
     plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
     if (changes or {}).get("weights") is not None:
         plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
-    if preset == "gf-mini-48":
+    if preset in ("gf-mini-48", "gf-ms-mini-48"):
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
     plain |= {"data": {"source": source, **data}, "network": plain_network}
@@ -72,13 +74,6 @@ def train_settings(
     for assignment in assignments or []:
         _assign(plain, assignment)
     return from_plain(TrainSettings, plain)
-
-
-def _world_size(network: dict[str, Any]) -> dict[str, int]:
-    """A built-in world is drawn at the size that the network is to look at."""
-    view = network.get("view", {})
-    names = {"height_px": "height", "width_px": "width"}
-    return {ours: view[name] for name, ours in names.items() if name in view}
 
 
 def _stage_names(words: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from accelerate import Accelerator
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import Data, open_data
-from glancefocus.data.splits import mix, shuffled
+from glancefocus.data.splits import mix, scene_batches, shuffled
 from glancefocus.early_exit.budget import solve_curve
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.errors import BadRun, BadSetting
@@ -207,7 +207,8 @@ class _Training:
         stage.train_mode()
         self.journal.start(f"{stage.name} {epoch + 1}/{stage.epochs}", len(order), first_step)
         started, seen = time.monotonic(), 0
-        for step, (images, labels) in enumerate(data.train.batches(own, seed, workshop.workers), start=first_step):
+        batches = scene_batches(data.train, own, seed, workshop.workers)
+        for step, (images, labels) in enumerate(batches, start=first_step):
             step_seed = mix(seed, step, rank)
             torch.manual_seed(step_seed)
             moment = Moment((epoch + step / len(order)) / stage.epochs, torch.Generator().manual_seed(step_seed))

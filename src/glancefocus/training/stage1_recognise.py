@@ -12,7 +12,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import RandomPolicy
-from glancefocus.scene import ImageBatch
+from glancefocus.scene import as_batch
 from glancefocus.training.episode import accuracy_after, play
 from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -36,7 +36,7 @@ class RecogniseStep(nn.Module):
         self.own_head_weight = own_head_weight
 
     def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, dict[str, Any]]:
-        looks = play(self.net, ImageBatch(images), self.net.settings.looks, policy)
+        looks = play(self.net, as_batch(images, self.net.settings.view), self.net.settings.looks, policy)
         return recognition_loss(self.net, looks, labels, self.own_head_weight), {
             "accuracy": accuracy_after(looks, labels)
         }

@@ -13,7 +13,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import LearntPolicy, RandomSizes
-from glancefocus.scene import ImageBatch
+from glancefocus.scene import as_batch
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, label_probability, play
 from glancefocus.training.ppo import (
     discounted_returns,
@@ -147,7 +147,7 @@ class AimStage:
         deviation = deviation_at(self.settings, moment.progress)
         with torch.no_grad(), self.workshop.accelerator.autocast():
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
-            looks = play(net, ImageBatch(images), net.settings.looks, explorer)
+            looks = play(net, as_batch(images, net.settings.view), net.settings.looks, explorer)
             rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
         numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}

@@ -12,7 +12,7 @@ from glancefocus.data.splits import Split
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import RandomSizes
-from glancefocus.scene import ImageBatch
+from glancefocus.scene import as_batch
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.settings import JointSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -37,12 +37,12 @@ class JointStep(nn.Module):
 
     def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, dict[str, Any]]:
         net, settings = self.net, self.settings
-        looks = play(net, ImageBatch(images), net.settings.looks, policy)
+        looks = play(net, as_batch(images, net.settings.view), net.settings.looks, policy)
         loss = recognition_loss(net, looks, labels, settings.own_head_weight)
         if settings.distill_weight > 0:
             loss = loss + settings.distill_weight * distillation_loss(looks)
         if settings.whole_image_weight > 0:
-            whole = net.focus_encoder.own_head(net.focus_encoder(images).vector)
+            whole = net.focus_encoder.own_head(net.focus_encoder(as_batch(images, net.settings.view).whole).vector)
             loss = loss + settings.whole_image_weight * F.cross_entropy(whole.float(), labels)
         return loss, {"accuracy": accuracy_after(looks, labels)}
 
@@ -82,7 +82,7 @@ class JointStage(AimStage):
         )
         net.eval()
         with torch.no_grad(), workshop.accelerator.autocast():
-            looks = play(net, ImageBatch(images), net.settings.looks, explorer)
+            looks = play(net, as_batch(images, net.settings.view), net.settings.looks, explorer)
             rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
         self.train_mode()
         aimed = improve_policy(workshop, self.step, self.optimizer, looks, rewards, deviation)

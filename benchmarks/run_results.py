@@ -1,0 +1,89 @@
+"""Measures finished training runs on their test images and writes what it finds into docs/results.md.
+
+    gf train DATA ... -o runs/x
+    python benchmarks/run_results.py runs/x --name x --title "..." --command "gf train ..." --write docs/results.md
+
+Learnt against random and centre-corner aims after each look, and multiply-adds against the run's own plain backbone at equal
+accuracy.
+Several runs (seeds) give mean and range. What was measured is kept in each run's folder, so a second call only writes.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from demo_results import summary_of, table_of
+from results import machine, write_section
+
+from glancefocus.bundle import Bundle
+from glancefocus.commands.demo import report_run
+from glancefocus.data.datasets import open_data
+from glancefocus.data.splits import MemorySplit
+from glancefocus.evaluation.comparison import compare
+from glancefocus.evaluation.every_look import backbone_accuracy
+from glancefocus.memory import keep_freed_memory
+from glancefocus.settings import from_plain
+from glancefocus.training.run import load_backbone
+from glancefocus.training.settings import TrainSettings
+
+
+def measure(run: Path) -> dict[str, Any]:
+    """What `compare` says of a finished run on its test images."""
+    kept = run / "result.json"
+    if kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    settings = from_plain(TrainSettings, json.loads((run / "settings.json").read_text()))
+    bundle = Bundle.load(run / "bundle")
+    data = open_data(settings.data, settings.network.view)
+    if data.test is None:
+        raise SystemExit(f"{run}: its data has no test images")
+    if isinstance(data.test, MemorySplit):
+        comparison = report_run(bundle, settings, run, run / "report.html")
+    else:
+        plain = load_backbone(settings, run)
+        accuracy = None if plain is None else backbone_accuracy(plain, data.test)
+        comparison = compare(bundle, data.test, accuracy)
+    result = {**comparison.to_plain(), "images": len(data.test), "seconds": trained_seconds(run)}
+    kept.write_text(json.dumps(result))
+    return result
+
+
+def trained_seconds(run: Path) -> float:
+    """From the first settings to the finished bundle."""
+    return (run / "bundle" / "bundle.json").stat().st_mtime - (run / "settings.json").stat().st_mtime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--command", required=True, help="how the runs were trained")
+    parser.add_argument("--about", default="", help="a sentence on the data")
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    keep_freed_memory()
+    results = [measure(run) for run in options.runs]
+    body = f"{options.about}\n\n{table_of(results)}\n\n{summary_of(results)} Measured on {results[0]['images']:,} test images."
+    chosen = results[0]["chosen"]
+    body += (
+        f"\n\nThe thresholds that the run chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
+        f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {results[0]['backbone_macs'] / chosen['mean_macs']:.1f} times "
+        "fewer than the backbone."
+    )
+    print(body)
+    if options.write:
+        write_section(
+            options.write,
+            options.name,
+            title=options.title,
+            command=options.command,
+            machine=machine(),
+            body=body,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The words of `gf evaluate` and `gf budget`. Nothing heavy is imported before they are read."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from glancefocus.commands.words import Json
+
+
+def evaluate(
+    bundle: Path,
+    data: str,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    split: Literal["train", "val", "test", "all"] | None = None,
+    latency: bool = True,
+    batch_size: int = 1,
+    workers: int = 0,
+    max_bad_files: int = 10,
+    json: Json = False,
+) -> None:
+    """Measure a bundle on labelled images: accuracy per look, at every budget, by every exit score; with a report.
+
+    Example: gf evaluate runs/signs/bundle signs -o report
+
+    Parameters
+    ----------
+    bundle
+        A folder written by training or by `gf import`.
+    data
+        A folder with val/ or test/ of class folders, or of class folders; a CSV of path,label; a built-in world; or the folder of
+        a look record that was made before.
+    output
+        Write report.html, figures, and the numbers as JSON and CSV into this folder.
+    split
+        Which images to measure on; left out: test, or else val, or else all there are.
+    latency
+        Measure milliseconds on this device, too.
+    batch_size
+        Images looked at together when milliseconds are measured.
+    workers
+        Processes that read files.
+    max_bad_files
+        So many unreadable files are skipped; one more stops.
+    """
+    from glancefocus.commands.evaluate import evaluate_bundle
+
+    evaluate_bundle(
+        bundle,
+        data,
+        report=output,
+        split=split,
+        latency=latency,
+        batch_size=batch_size,
+        workers=workers,
+        max_bad_files=max_bad_files,
+        as_json=json,
+    )
+
+
+def budget(
+    bundle: Path,
+    data: str,
+    *,
+    macs: float | None = None,
+    ms: float | None = None,
+    curve: Annotated[bool, Parameter(negative="")] = False,
+    solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None,
+    score: Literal["confidence", "entropy", "value", "random"] | None = None,
+    on: Literal["held-out", "train"] = "held-out",
+    calibrate: Annotated[bool, Parameter(negative="")] = False,
+    batch_size: int = 1,
+    workers: int = 0,
+    max_bad_files: int = 10,
+    store: bool = True,
+    json: Json = False,
+) -> None:
+    """Find the thresholds that achieve the most within a budget, and store them in the bundle.
+
+    Example: gf budget runs/signs/bundle signs --macs 9e6
+
+    Parameters
+    ----------
+    bundle
+        A folder written by training or by `gf import`.
+    data
+        As for `gf evaluate`.
+    macs
+        Multiply-adds that an answer may cost on average, such as 2e8.
+    ms
+        Milliseconds that it may take on average; how long looks take on this device is measured and stored.
+    curve
+        Solve all budgets, and keep the cheapest thresholds that are as good as the best.
+    solver
+        direct: the most accurate thresholds. geometric: shares that rise or fall from look to look by one factor (the released
+        code); geometric-paper: that only fall. genetic: several patch sizes. Left out: direct, or genetic.
+    score
+        What thresholds are compared with; left out: as the bundle does.
+    on
+        Choose on held-out images and measure on others, or choose on training images as in the paper.
+    calibrate
+        First find one temperature for each look that makes confidences honest.
+    batch_size
+        Images looked at together when milliseconds are measured.
+    workers
+        Processes that read files.
+    max_bad_files
+        So many unreadable files are skipped; one more stops.
+    store
+        Write thresholds and curve into the bundle; --no-store only shows them.
+    """
+    from glancefocus.commands.budget import BudgetAsked, set_budget
+
+    asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store)
+    set_budget(bundle, data, asked, as_json=json)

@@ -1,0 +1,148 @@
+"""The words of `gf train`. Nothing heavy is imported before they are read."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from glancefocus.commands.words import Json
+
+
+def train(
+    data: str,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    preset: str | None = None,
+    backbone: str | None = None,
+    weights: str | None = None,
+    start: str | None = None,
+    stages: list[str] | None = None,
+    rounds: int | None = None,
+    glance_px: int | None = None,
+    patch_px: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
+    looks: int | None = None,
+    height_px: int | None = None,
+    width_px: int | None = None,
+    fit: Literal["crop", "stretch", "whole"] | None = None,
+    flip: bool | None = None,
+    crop: float | None = None,
+    in_memory: bool | None = None,
+    check_files: bool | None = None,
+    max_bad_files: int | None = None,
+    scenes: tuple[int, int, int] | None = None,
+    batch_size: int | None = None,
+    precision: Literal["no", "bf16", "fp16"] | None = None,
+    accumulation: int | None = None,
+    workers: int | None = None,
+    processes: int = 1,
+    seed: int | None = None,
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
+    json: Json = False,
+) -> None:
+    """Train on your images: initialise, then stages I to III. The same command again goes on where it was stopped.
+
+    Example: gf train photos/ --backbone tf_efficientnet_lite0 --weights pretrained --set aim.epochs=8
+
+    Parameters
+    ----------
+    data
+        A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; or the built-in world signs.
+    output
+        The run's folder; runs/NAME when left out.
+    preset
+        A network of `gf models`.
+    backbone
+        Any timm backbone instead of a preset.
+    weights
+        "pretrained" (those that timm names), or a file; left out: trained from nothing.
+    start
+        A bundle whose network is trained on, with the same preset or backbone and sizes.
+    stages
+        What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas.
+    rounds
+        How often stages II and III are gone through.
+    glance_px
+        Side of the glance.
+    patch_px
+        Side of the patches; several sizes, smallest first, make a network that chooses among them: --patch-px 32 48 64.
+    looks
+        The glance and the focus looks together.
+    height_px
+        Height of the images that are looked at.
+    width_px
+        Width of the images that are looked at.
+    fit
+        How pictures are brought to that size.
+    flip
+        Mirror images at random; --no-flip where left and right matter.
+    crop
+        Train on random parts of at least this share of the area; 1 turns it off.
+    in_memory
+        View all images once and hold them in memory.
+    check_files
+        Read every file once before training, and skip bad ones.
+    max_bad_files
+        So many unreadable files are listed and skipped; one more stops.
+    scenes
+        Scenes of the built-in world for training, validation and test.
+    batch_size
+        Images an update, over all processes.
+    precision
+        Mixed precision.
+    accumulation
+        Parts in which a batch is computed, where it does not fit.
+    workers
+        Processes that read files.
+    processes
+        Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
+    seed
+        Makes the run repeatable.
+    setting
+        Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
+    """
+    from glancefocus.commands.train import run_in_processes, run_training
+    from glancefocus.training.recipes import default_output, train_settings
+
+    view = {"fit": fit, "height_px": height_px, "width_px": width_px}
+    view = {name: value for name, value in view.items() if value is not None}
+    augment = {name: value for name, value in {"flip": flip, "crop": crop}.items() if value is not None}
+    settings = train_settings(
+        data,
+        preset=preset,
+        backbone=backbone,
+        network={
+            "glance_px": glance_px,
+            "patch_px": None if patch_px is None else tuple(patch_px),
+            "looks": looks,
+            **({"view": view} if view else {}),
+        },
+        data={
+            "in_memory": in_memory,
+            "check_files": check_files,
+            "max_bad_files": max_bad_files,
+            "workers": workers,
+            "scenes": None if scenes is None else list(scenes),
+            **({"augment": augment} if augment else {}),
+        },
+        stages=stages,
+        changes={
+            "weights": weights,
+            "start": start,
+            "rounds": rounds,
+            "batch_size": batch_size,
+            "precision": precision,
+            "accumulation": accumulation,
+            "seed": seed,
+        },
+        assignments=setting,
+    )
+    folder = output or default_output(data)
+    if processes != 1:
+        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
+        while "--processes" in words:
+            at = words.index("--processes")
+            del words[at : at + 2]
+        run_in_processes(words, processes, settings, folder)
+        return
+    run_training(settings, folder, as_json=json)
