@@ -373,7 +373,10 @@ def test_a_score_that_cannot_choose_a_size_never_gets_into_a_bundle(
     several = small_bundle(patch_px=(32, 48)).save(tmp_path / "several")
     before = content(several)
     said = gf("budget", several, pets, "--curve", "--score", "value", code=2)
-    assert said == "gf: with several patch sizes the score decides before the policy aims. Use confidence or entropy."
+    assert (
+        said
+        == "gf: with several patch sizes the score also chooses the next size, which 'value' cannot. Use confidence or entropy."
+    )
     assert content(several) == before
     assert not (tmp_path / "several-looks").exists()
 

@@ -51,7 +51,9 @@ def record_looks(
         return record
     rule = bundle.calibration()
     with writing_record(place, about) as writer, torch.inference_mode():
-        for images, labels in scene_batches(split, in_order(len(split), batch_size), None, workers):
+        for images, labels in scene_batches(
+            split, bundle.settings.view, in_order(len(split), batch_size), None, workers
+        ):
             looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
