@@ -165,5 +165,5 @@ def test_scores_that_are_all_equal_can_be_searched() -> None:
 
 
 def test_a_budget_below_one_glance_is_refused() -> None:
-    with pytest.raises(BadBudget, match="less than what a glance costs"):
+    with pytest.raises(BadBudget, match="less than one glance"):
         genetic_within(planted(), 0.5)

@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cascaded": {"classifier": "cascaded"},
     "own head": {"first_answer": "own_head_evaluating"},
     "linear policy": {"policy": {"head": "linear", "linear_units": 32, "units": 16}},
-    "patches of several sizes": {"patch_px": (32, 28)},  # both give maps of 1x1
+    "patches of several sizes": {"patch_px": (28, 32)},  # both give maps of 1x1
     "transformer": {"backbone": "test_vit"},
     "one look": {"looks": 1},
 }

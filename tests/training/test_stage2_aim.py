@@ -185,7 +185,7 @@ def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: 
     images, labels = next(iter(workshop.data.train.batches([list(range(200))])))
     policy = stage2_aim.ExploringPolicy(net.policy, 0.1, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        looks = stage2_aim.play(net, stage2_aim.ImageBatch(images), 2, policy)
+        looks = stage2_aim.play(net, stage2_aim.as_batch(images, net.settings.view), 2, policy)
         spread = []
         for draws in (1, 16):
             aim = AimSettings(reward="contrastive", monte_carlo=draws)

@@ -23,6 +23,10 @@ SIGNS_RECIPE: dict[str, Any] = {
 }
 
 
+# With one patch size aims must be exact: exploration narrows along the stage.
+ONE_SIZE_RECIPE: dict[str, Any] = {"rounds": 3, "aim": {"deviation_end": 0.05}}
+
+
 # Encoders that know something already are adapted, not taught from nothing. The paper's own were pretrained on the same classes.
 FINETUNE_RECIPE: dict[str, Any] = {
     "backbone": {"epochs": 10, "lr": 0.01},
@@ -67,6 +71,8 @@ def train_settings(
         plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
     if preset in ("gf-mini-48", "gf-ms-mini-48"):
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
+    if preset == "gf-mini-48":
+        plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
     plain |= {"data": {"source": source, **data}, "network": plain_network}
     if stages is not None:
