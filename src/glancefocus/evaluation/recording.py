@@ -93,7 +93,7 @@ def data_fingerprint(split: Split) -> str:
     files = getattr(split, "files", None)
     if files is not None:
         for file in files:
-            digest.update(f"{Path(file).resolve()}|{Path(file).stat().st_size}\n".encode())
+            digest.update(f"{Path(file).resolve()}|{Path(file).stat().st_size}\n".encode())  # a clip may be a folder
     else:
         images = getattr(split, "images")  # noqa: B009
         sample = images[:: max(1, len(split) // 64)].contiguous().numpy()
