@@ -174,7 +174,9 @@ def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, 
 def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, int, int]], file: Path) -> None:
     truth = Path(seen.file).parent.name
     known = truth in (outcome.classes or ())
-    drawn = looks_taken(outcome, row, boxes, truth if known else None)
+    scale = seen.drawn_scale
+    in_drawing = [(round(a * scale), round(b * scale), round(c * scale), round(d * scale)) for a, b, c, d in boxes]
+    drawn = looks_taken(outcome, row, in_drawing, truth if known else None)
     picture = draw_strip(seen.pictures, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
     aside = file.with_name(f".{file.name}")
     try:

@@ -17,6 +17,7 @@ from glancefocus.data.views import Placement, view_picture
 
 FRAMES_DRAWN = 4
 """Of a clip so many frames are drawn, as in the paper's figure."""
+_LONGEST_DRAWN_PX = 960  # of one frame: the frames of a batch of large clips would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Seen:
     pictures   to draw on, only where that is wanted: one, or some frames of a clip
     image      what is looked at, normalised: (3, H, W), or (F, 3, H, W)
     notes      what is odd about it
+    drawn_scale  side of those pictures over that of the file's own
     """
 
     file: str
@@ -33,6 +35,7 @@ class Seen:
     image: Tensor
     placement: Placement
     notes: tuple[str, ...] = ()
+    drawn_scale: float = 1.0
 
 
 def find_files(file: str, frames: int) -> list[Path]:
@@ -53,16 +56,22 @@ def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> See
 def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | None, drawing: bool) -> Seen:
     settings = bundle.settings
     placements: list[Placement] = []
+    scales: list[float] = []
 
     def keep(picture: Image.Image) -> tuple[Tensor, Image.Image | None]:
-        # Every frame as it is would fill the memory of a long list of large clips.
         image, placement = view_picture(picture, settings.view)
         placements.append(placement)
-        return image, picture if drawing else None
+        scales.append(min(1.0, _LONGEST_DRAWN_PX / max(picture.size)))
+        return image, _scaled(picture, scales[0]) if drawing else None
 
     limits = Limits(pixels=max_pixels or MAX_FRAME_PIXELS)
     clip = read_clip(source, settings.frames, keep, limits=limits)
     bundle.check_size(clip.frames[0][0])
     shown = [clip.frames[number][1] for number in frame_indexes(settings.frames, FRAMES_DRAWN)]
     pictures = [picture for picture in shown if picture is not None]
-    return Seen(name, pictures, torch.stack([image for image, _ in clip.frames]), placements[0], clip.notes)
+    image = torch.stack([image for image, _ in clip.frames])
+    return Seen(name, pictures, image, placements[0], clip.notes, scales[0])
+
+
+def _scaled(picture: Image.Image, scale: float) -> Image.Image:
+    return picture if scale == 1 else picture.resize((round(picture.width * scale), round(picture.height * scale)))

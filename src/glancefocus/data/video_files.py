@@ -161,8 +161,7 @@ class VideoFile:
     def _decoded(self, container: Any, stream: Any, needed: set[int] | None) -> Iterator[Any]:
         """Frames from where the container stands. Of those not needed only such are decoded as others refer to."""
         codec = stream.codec_context
-        for packet in container.demux(stream):
-            self._watch.check()
+        for packet in self._packets(container, stream):
             if needed is not None and packet.size:
                 codec.skip_frame = "DEFAULT" if packet.pts in needed else "NONREF"
             try:
@@ -172,12 +171,27 @@ class VideoFile:
             except EOFError:
                 return
 
+    def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Packets from where the container stands, up to the first that cannot be read."""
+        packets = container.demux(stream)
+        while True:
+            self._watch.check()
+            try:
+                packet = next(packets)
+            except (StopIteration, self._av.error.FFmpegError):
+                return
+            yield packet
+
     def _picture(self, frame: Any) -> Image.Image:
         """The frame upright, in RGB, transparency on white, as a viewer would show it."""
-        if any(component.is_alpha for component in frame.format.components):
-            picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba"), "RGBA"))
-        else:
-            picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+        self._check_size(frame.width, frame.height)  # a stream may change its size half way
+        try:
+            if any(component.is_alpha for component in frame.format.components):
+                picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
+            else:
+                picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+        except (self._av.error.FFmpegError, ValueError, MemoryError) as error:
+            raise BadClip(f"a frame of {self.name} cannot be turned into a picture ({_reason(error)}).") from None
         turn = _TURNS.get(int(frame.rotation) % 360)
         return picture if turn is None else picture.transpose(turn)
 
@@ -186,30 +200,24 @@ class VideoFile:
         keys: list[int] = []
         timed = True
         with self._opened() as (container, stream):
-            self._check_size(stream)
+            self._check_size(int(stream.codec_context.width), int(stream.codec_context.height))
             promised = int(stream.frames)
-            try:
-                for number, packet in enumerate(container.demux(stream)):
-                    if number % 64 == 0:
-                        self._watch.check()
-                    if not packet.size or packet.is_discard or packet.is_corrupt:
-                        continue
-                    timed &= packet.pts is not None
-                    when = len(shown) if packet.pts is None else int(packet.pts)
-                    shown.append(when)
-                    if packet.is_keyframe:
-                        keys.append(when)
-            except self._av.error.FFmpegError:
-                pass  # what was read until here is there
+            for packet in self._packets(container, stream):
+                if not packet.size or packet.is_discard or packet.is_corrupt:
+                    continue
+                timed &= packet.pts is not None
+                when = len(shown) if packet.pts is None else int(packet.pts)
+                shown.append(when)
+                if packet.is_keyframe:
+                    keys.append(when)
             # AVI has no times of its own for frames that are shown in another order than they are stored in.
             ordered = container.format.name != "avi" or not stream.codec_context.has_b_frames
         if not shown:
-            raise BadClip(f"{self.name} has a video stream without frames. Save or download it again.")
+            raise BadClip(f"{self.name} has a video stream without frames, or is cut off. Save or download it again.")
         exact = timed and ordered and bool(keys) and len(set(shown)) == len(shown) and min(keys) == min(shown)
         return _Timetable(sorted(shown), sorted(keys), exact, max(0, promised - len(shown)))
 
-    def _check_size(self, stream: Any) -> None:
-        width, height = int(stream.codec_context.width), int(stream.codec_context.height)
+    def _check_size(self, width: int, height: int) -> None:
         if width * height > self.limits.pixels:
             raise BadClip(
                 f"{self.name} has frames of {width}x{height} px, more than the limit of {self.limits.pixels:,} pixels. "
