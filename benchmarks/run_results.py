@@ -10,6 +10,7 @@ Several runs (seeds) give mean and range. What was measured is kept in each run'
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.comparison import compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.memory import keep_freed_memory
+from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import from_plain
 from glancefocus.training.run import load_backbone
 from glancefocus.training.settings import TrainSettings
@@ -50,6 +52,28 @@ def measure(run: Path) -> dict[str, Any]:
     return result
 
 
+def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
+    """The plain backbone on images shrunk to each of these sizes: what it achieves and costs."""
+    kept = run / "shrunk.json"
+    if kept.exists():
+        found: list[dict[str, float]] = json.loads(kept.read_text())
+        return found
+    settings = from_plain(TrainSettings, json.loads((run / "settings.json").read_text()))
+    data, plain = open_data(settings.data, settings.network.view), load_backbone(settings, run)
+    assert data.test is not None
+    assert plain is not None
+    measured = [
+        {
+            "px": px,
+            "accuracy": backbone_accuracy(plain, data.test, px=px),
+            "macs": count_costs(replace(settings.network, glance_px=px)).encoder_with_head_macs,
+        }
+        for px in sizes
+    ]
+    kept.write_text(json.dumps(measured))
+    return measured
+
+
 def trained_seconds(run: Path) -> float:
     """From the first settings to the finished bundle."""
     return (run / "bundle" / "bundle.json").stat().st_mtime - (run / "settings.json").stat().st_mtime
@@ -62,6 +86,9 @@ def main() -> None:
     parser.add_argument("--title", required=True)
     parser.add_argument("--command", required=True, help="how the runs were trained")
     parser.add_argument("--about", default="", help="a sentence on the data")
+    parser.add_argument(
+        "--shrunk-px", nargs="*", type=int, default=[], help="also the backbone on images of these sizes"
+    )
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     keep_freed_memory()
@@ -73,6 +100,11 @@ def main() -> None:
         f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {results[0]['backbone_macs'] / chosen['mean_macs']:.1f} times "
         "fewer than the backbone."
     )
+    for point in shrunk(options.runs[0], options.shrunk_px) if options.shrunk_px else []:
+        body += (
+            f"\n\nThe same backbone on images shrunk to {point['px']} px: {100 * point['accuracy']:.1f} % with "
+            f"{point['macs'] / 1e6:.1f}M multiply-adds."
+        )
     print(body)
     if options.write:
         write_section(

@@ -130,7 +130,10 @@ def test_predict_answers_files_and_folders(gf: Run, bundle_folder: Path, picture
     answers = done.json
     assert [Path(a["file"]).name for a in answers] == ["b.jpg", "a.png", "b.jpg", "c.png"]
     for answer in answers:
-        assert set(answer) == {"file", "label", "confidence", "looks", "sure", "where", "boxes", "cost_macs", "top"}
+        assert set(answer) == {
+            *("file", "label", "confidence", "looks", "sure", "where", "boxes", "patch_px", "cost_macs", "top")
+        }
+        assert answer["patch_px"] == [32, 32]
         assert answer["label"] in ("cat", "dog", "eel")
         assert answer["top"] == [{"label": answer["label"], "confidence": answer["confidence"]}]
         assert answer["looks"] == 3

@@ -32,6 +32,7 @@ from glancefocus.data.clip_views import view_any_clip
 from glancefocus.data.views import Picture, view_any
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
+from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
 from glancefocus.latency import Latency, device_name
 from glancefocus.model_card import model_card
@@ -84,7 +85,12 @@ class Bundle:
             settings.patch_px
         ):
             raise BadBundle("the table of costs was counted for another network than this one.")
+        focus_looks, sizes = settings.looks - 1, len(settings.patch_px)
+        for latency in self.latencies:
+            if [len(row) for row in latency.focus_ms] != [sizes] * focus_looks:
+                raise BadBundle(f"the milliseconds measured on {latency.device} are those of another network.")
         try:
+            score_named(self.score)
             self.exit_rule()
         except BadSetting as error:
             raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from glancefocus.costs import Costs
-from glancefocus.early_exit.curve import Point, check_budget, leave_thresholds, stay_thresholds, thresholds_at
+from glancefocus.early_exit.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.early_exit.rule import ExitRule, SizeRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBudget, BadSetting
@@ -81,7 +81,7 @@ class Stopping:
     def _within(
         self, budget: float, glance: float, everything: float, unit: str, cost_of: Callable[[Point], float]
     ) -> Sequence[Any]:
-        check_budget(budget, glance, unit)
+        refuse_budget(budget, glance, unit)
         looks, sizes = self.settings.looks, len(self.settings.patch_px)
         if budget >= everything:
             return stay_thresholds(looks, sizes)

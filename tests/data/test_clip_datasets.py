@@ -76,9 +76,7 @@ def something_v1(folder: Path, name: str = "something-something-v1") -> Path:
     for number in (7, 11, 12):
         frames_at(folder / f"20bn-{name}" / str(number))
     (folder / f"{name}-labels.csv").write_text("Holding something\nApproaching something with your camera\n")
-    (folder / f"{name}-train.csv").write_text(
-        "7;Holding something\n11;Approaching something with your camera\n"
-    )
+    (folder / f"{name}-train.csv").write_text("7;Holding something\n11;Approaching something with your camera\n")
     (folder / f"{name}-validation.csv").write_text("12;Holding something\n")
     (folder / f"{name}-test.csv").write_text("13\n")
     return folder
@@ -105,7 +103,9 @@ def test_something_v2_is_read_as_published(place: str, make_video: MakeVideo, tm
     (tmp_path / place).mkdir(exist_ok=True)
     lists = tmp_path / place / prefix
     entry = {"1": "Putting [something] on [something]", "2": "Holding [something]", "3": "Holding [something]"}
-    plain = [{"id": i, "label": "putting a cup on a table", "template": t, "placeholders": []} for i, t in entry.items()]
+    plain = [
+        {"id": i, "label": "putting a cup on a table", "template": t, "placeholders": []} for i, t in entry.items()
+    ]
     for word, content in {
         "labels": {"Putting something on something": "0", "Holding something": "1"},
         "train": plain[:2],

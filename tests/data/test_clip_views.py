@@ -96,12 +96,10 @@ def test_without_flips_nothing_is_mirrored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_split_of_clips_gives_batches_of_them(
-    workers: int, make_video: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_split_of_clips_gives_batches_of_them(workers: int, make_video: Callable[..., Path], tmp_path: Path) -> None:
     files = [make_video(tmp_path / "a.mp4"), frame_folder(tmp_path / "b")]
     split = ClipFileSplit(files, torch.tensor([0, 1]), SMALL, AugmentSettings(), frames=4)
-    (clips, labels), *none = scene_batches(split, in_order(2, 8), None, workers)
+    (clips, labels), *none = scene_batches(split, SMALL, in_order(2, 8), None, workers)
     assert not none
     assert clips.shape == (2, 4, 3, 32, 32)
     assert labels.tolist() == [0, 1]

@@ -189,22 +189,20 @@ def test_a_curve_goes_evenly_from_one_glance_to_every_look(unit: str) -> None:
 def test_a_budget_below_one_glance_is_refused() -> None:
     table = curve_table()
     with pytest.raises(
-        BadBudget,
-        match=r"a budget of 9e\+07 multiply-adds is less than what a glance costs \(1e\+08\): raise it.*glance\.$",
+        BadBudget, match=r"a budget of 9e\+07 multiply-adds is less than one glance \(1e\+08\)\. Raise the budget"
     ):
         check_budget(table, 9e7)
-    with pytest.raises(BadBudget, match="Is the unit mixed up. Multiply-adds are counted one by one, such as 2e8"):
+    with pytest.raises(BadBudget, match="Multiply-adds are counted one by one, such as 2e8"):
         check_budget(table, 0.2)
-    with pytest.raises(BadBudget, match="1e-05 milliseconds .* counted in milliseconds, such as 20"):
+    with pytest.raises(BadBudget, match="a budget of 1e-05 ms is less than one glance"):
         check_budget(curve_table("ms"), 1e-5)
 
 
-@pytest.mark.parametrize("budget", [math.nan, math.inf])
-def test_a_budget_that_is_no_finite_number_is_refused(budget: float) -> None:
-    with pytest.raises(BadBudget, match=f"must be a finite number of multiply-adds, but got {budget}"):
-        check_budget(curve_table(), budget)
-    with pytest.raises(BadBudget, match="must be a finite number"):
-        geometric_within(curve_table(), budget)
+def test_a_budget_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadBudget, match="a budget is a number of multiply-adds, but got nan"):
+        check_budget(curve_table(), math.nan)
+    with pytest.raises(BadBudget, match="a budget is a number"):
+        geometric_within(curve_table(), math.nan)
 
 
 def test_a_budget_binds_unless_every_look_fits() -> None:
@@ -213,6 +211,7 @@ def test_a_budget_binds_unless_every_look_fits() -> None:
     assert check_budget(table, 3.9e8)
     assert not check_budget(table, 4e8)
     assert not check_budget(table, 1e12)
+    assert not check_budget(table, math.inf)
 
 
 def test_one_image_is_too_few() -> None:

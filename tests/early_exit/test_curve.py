@@ -8,9 +8,9 @@ import pytest
 from glancefocus.early_exit.curve import (
     Point,
     best_thresholds,
-    check_budget,
     frozen,
     leave_thresholds,
+    refuse_budget,
     stay_thresholds,
     thresholds_at,
 )
@@ -110,7 +110,7 @@ def test_staying_and_leaving_with_one_size_and_with_several() -> None:
 
 @pytest.mark.parametrize(("budget", "unit"), [(2e8, "macs"), (3e8, "macs"), (math.inf, "macs"), (12.0, "ms")])
 def test_a_budget_of_a_glance_or_more_can_be_met(budget: float, unit: str) -> None:
-    check_budget(budget, 2e8 if unit == "macs" else 12.0, unit)
+    refuse_budget(budget, 2e8 if unit == "macs" else 12.0, unit)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_a_budget_of_a_glance_or_more_can_be_met(budget: float, unit: str) -> No
 )
 def test_a_budget_that_cannot_be_met_is_told(budget: float, unit: str, sentence: str) -> None:
     with pytest.raises(BadBudget, match=sentence):
-        check_budget(budget, 2e8 if unit == "macs" else 12.0, unit)
+        refuse_budget(budget, 2e8 if unit == "macs" else 12.0, unit)

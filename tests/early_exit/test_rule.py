@@ -158,7 +158,9 @@ def test_thresholds_that_do_not_fit_the_sizes_are_refused(rows: list[list[float]
 
 
 def test_the_value_cannot_choose_a_size() -> None:
-    with pytest.raises(BadSetting, match="the score decides before the policy aims. Use confidence or entropy"):
+    with pytest.raises(
+        BadSetting, match="the score also chooses the next size, which 'value' cannot. Use confidence or entropy"
+    ):
         size_rule([0.5] * 3, [0.0] * 3, score=Value())
 
 

@@ -64,7 +64,7 @@ class NotedSplit:
 
     def __init__(self, count: int) -> None:
         self.labels = torch.arange(count) % 3
-        self.boxes = None
+        self.boxes: Tensor | None = None
         self.asked: list[int] = []
 
     def __len__(self) -> int:

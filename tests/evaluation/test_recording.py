@@ -1,6 +1,7 @@
 """One pass over a split: every look at every image, each computed once, kept for the same network and the same images only."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from glancefocus.evaluation.recording import data_fingerprint, record_looks
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]
-GREY = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+GREY: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 VIEW = ViewSettings(fit="whole", height_px=64, width_px=64, **GREY)
 
 
@@ -162,16 +163,25 @@ def files(folder: Path, sides: dict[str, int]) -> FileSplit:
     return FileSplit(paths, torch.arange(len(paths)) % 2, VIEW, AugmentSettings())
 
 
-def test_files_are_known_by_their_places_sizes_and_labels(tmp_path: Path) -> None:
-    known = {data_fingerprint(files(tmp_path, {"a.png": 8, "b.png": 8}))}
-    assert data_fingerprint(files(tmp_path, {"a.png": 8, "b.png": 8})) in known
+def test_files_are_known_by_their_places_sizes_times_and_labels(tmp_path: Path) -> None:
+    split = files(tmp_path, {"a.png": 8, "b.png": 8})
+    known = {data_fingerprint(split)}
+    assert data_fingerprint(split) in known
     for other in ({"a.png": 8, "b.png": 80}, {"a.png": 8, "c.png": 8}, {"a.png": 8}, {"b.png": 8, "a.png": 8}):
         found = data_fingerprint(files(tmp_path, other))
         assert found not in known
         known.add(found)
-    relabelled = files(tmp_path, {"a.png": 8, "b.png": 8})
-    relabelled.labels = torch.tensor([1, 1])
-    assert data_fingerprint(relabelled) not in known
+    split.labels = torch.tensor([1, 1])
+    assert data_fingerprint(split) not in known
+
+
+def test_a_picture_replaced_by_another_of_the_same_size_is_noticed(tmp_path: Path) -> None:
+    split = files(tmp_path, {"a.bmp": 8})
+    before, written = data_fingerprint(split), (tmp_path / "a.bmp").stat()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.bmp")
+    os.utime(tmp_path / "a.bmp", ns=(written.st_atime_ns, written.st_mtime_ns + 1))  # whatever the clock's steps are
+    assert (tmp_path / "a.bmp").stat().st_size == written.st_size
+    assert data_fingerprint(split) != before
 
 
 def test_a_folder_is_the_same_data_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import torch
 import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.encoder import Encoder, build_backbone
+from glancefocus.network.encoder import Encoder, build_backbone, expected_colours
 from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.presets import network_settings
 
 # timm's name -> channels and side of the map at 64 px, features of the vector.
 BACKBONES = {
@@ -136,3 +137,26 @@ def test_weights_that_cannot_be_had_are_said(backbone: str, weights: str | None)
 def test_there_are_no_public_weights_of_mobilenetv3_125() -> None:
     with pytest.raises(BadSetting, match="no public weights of mobilenetv3_large_125"):
         gf.create(backbone="mobilenetv3_large_125", weights="pretrained")
+
+
+GREY, IMAGENET = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "colours"), [("tf_efficientnet_lite0", GREY), ("resnet50", IMAGENET), ("test_resnet", GREY)]
+)
+def test_images_get_the_colours_that_the_backbones_weights_were_trained_with(
+    backbone: str, colours: tuple[tuple[float, ...], tuple[float, ...]]
+) -> None:
+    mean, std = colours
+    assert expected_colours(backbone) == {"mean": mean, "std": std}
+    view = network_settings(backbone=backbone).view
+    assert (view.mean, view.std) == colours
+    told = network_settings(backbone=backbone, view={"mean": (0.1, 0.2, 0.3)}).view
+    assert (told.mean, told.std) == ((0.1, 0.2, 0.3), std)
+
+
+def test_a_backbone_that_timm_does_not_know_expects_nothing() -> None:
+    assert expected_colours("mobilenetv3_large_125") == {}
+    assert expected_colours("resnet81") == {}
+    assert (network_settings(backbone="mobilenetv3_large_125").view.mean) == IMAGENET[0]

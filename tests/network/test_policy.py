@@ -11,7 +11,7 @@ from torch import nn
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs, count_macs
-from glancefocus.network.policy import CentreCornerPolicy, LearntPolicy, RandomPolicy
+from glancefocus.network.policy import CentreCornerPolicy, LearntPolicy, RandomPolicy, RandomSizes, draw_px
 from glancefocus.network.presets import network_settings
 from glancefocus.settings import PolicySettings
 
@@ -151,7 +151,7 @@ def test_a_batch_of_one_patch_size_may_be_given_as_a_number(small_net: Callable[
 
 
 def test_a_multi_scale_policy_aims_with_the_largest_patches_unless_told(small_net: Callable[..., GlanceFocus]) -> None:
-    net = small_net(patch_px=(48, 32), looks=2)
+    net = small_net(patch_px=(32, 48), looks=2)
     with torch.no_grad():
         assert net.policy.aim(net.glance(torch.zeros(1, 3, 64, 64))).patch_px == 48
 
@@ -163,3 +163,69 @@ def test_the_size_of_the_next_patch_changes_the_aim_of_a_multi_scale_policy(
     with torch.no_grad():
         glance = net.glance(torch.zeros(1, 3, 64, 64))
         assert not torch.equal(net.policy.aim(glance, 32).where, net.policy.aim(glance, 48).where)
+
+
+def test_of_one_size_nothing_is_drawn(look_with: Callable[..., Look]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    assert draw_px((32,), look_with([0.5] * 4), generator) == 32
+    assert draw_px((32,), look_with([0.5] * 4), generator, each_row=True) == 32
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_of_several_sizes_one_is_drawn_for_the_whole_batch(look_with: Callable[..., Look]) -> None:
+    sizes, look = (32, 48, 64), look_with([0.5] * 4)
+    one, two = (torch.Generator().manual_seed(0) for _ in range(2))
+    drawn = [draw_px(sizes, look, one) for _ in range(600)]
+    assert drawn == [draw_px(sizes, look, two) for _ in range(600)]
+    assert all(isinstance(px, int) for px in drawn)
+    for px in sizes:
+        assert 150 < drawn.count(px) < 250  # a third of them, give or take four deviations
+
+
+def test_or_one_for_each_row(look_with: Callable[..., Look]) -> None:
+    look = look_with([0.5] * 600)
+    one, two = (draw_px((32, 48, 64), look, torch.Generator().manual_seed(0), each_row=True) for _ in range(2))
+    assert isinstance(one, torch.Tensor)
+    assert isinstance(two, torch.Tensor)
+    assert torch.equal(one, two)
+    assert one.shape == (600,)
+    assert set(one.tolist()) == {32, 48, 64}
+    for px in (32, 48, 64):
+        assert 150 < int((one == px).sum()) < 250
+
+
+def test_the_random_policy_draws_a_size_where_there_are_several(look_with: Callable[..., Look]) -> None:
+    look = look_with([0.5] * 50)
+    one, two = (RandomPolicy((32, 48), torch.Generator().manual_seed(1)) for _ in range(2))
+    aims = [one.aim(look) for _ in range(20)]
+    assert {aim.patch_px for aim in aims} == {32, 48}
+    for aim in aims:
+        again = two.aim(look)
+        assert aim.patch_px == again.patch_px
+        assert torch.equal(aim.where, again.where)
+    rows = RandomPolicy((32, 48), torch.Generator().manual_seed(1), each_row=True).aim(look).patch_px
+    assert isinstance(rows, torch.Tensor)
+    assert set(rows.tolist()) == {32, 48}
+
+
+@pytest.mark.parametrize("each_row", [False, True])
+def test_random_sizes_are_aimed_at_where_the_learnt_policy_aims_with_them(
+    each_row: bool, small_net: Callable[..., GlanceFocus]
+) -> None:
+    net = small_net(patch_px=(32, 48), looks=2)
+    with torch.no_grad():
+        glance = net.glance(torch.randn(6, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+        aim = RandomSizes(net.policy, torch.Generator().manual_seed(2), each_row=each_row).aim(glance)
+        drawn = draw_px((32, 48), glance, torch.Generator().manual_seed(2), each_row)
+        assert torch.equal(torch.as_tensor(aim.patch_px), torch.as_tensor(drawn))
+        assert torch.equal(aim.where, net.policy.aim(glance, drawn).where)
+
+
+def test_with_one_size_random_sizes_are_the_learnt_policy_itself(small_net: Callable[..., GlanceFocus]) -> None:
+    net = small_net(looks=2)
+    with torch.no_grad():
+        glance = net.glance(torch.zeros(2, 3, 64, 64))
+        aim = RandomSizes(net.policy).aim(glance)
+        assert aim.patch_px == 32
+        assert torch.equal(aim.where, net.policy.aim(glance).where)

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle, load
-from glancefocus.commands.printing import output, progress_bars
+from glancefocus.commands.printing import output, progress_bars, tell_bad_files
 from glancefocus.early_exit.budget import (
     check_budget,
     check_table,
@@ -21,9 +21,9 @@ from glancefocus.early_exit.budget import (
 from glancefocus.early_exit.curve import best_thresholds, frozen, leave_thresholds
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.errors import BadSetting
-from glancefocus.evaluation.assess import look_table, with_interval
+from glancefocus.evaluation.assess import halves, look_table, with_interval
 from glancefocus.evaluation.calibration import fit_temperatures
-from glancefocus.evaluation.choosing import Choice, Records, choose_images, looks_folder
+from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
 from glancefocus.evaluation.latency import measure_latency
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
@@ -69,8 +69,9 @@ def set_budget(folder: Path, source: str, asked: BudgetAsked, *, as_json: bool) 
             progress=progress,
         )
         if asked.calibrate:
-            bundle.temperatures = _temperatures(records)
+            bundle.temperatures = _temperatures(records, asked.on)
         choice = choose_images(records, asked.on)
+    tell_bad_files(records.bad_files)
     if asked.ms is not None:
         keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
         bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
@@ -84,7 +85,7 @@ def set_budget(folder: Path, source: str, asked: BudgetAsked, *, as_json: bool) 
     else:
         thresholds = _solve(choosing, budget, asked.solver) if binds else choosing.stay()
     result = _result(bundle, choice, choosing, measuring, thresholds)
-    result |= {"budget": budget, "unit": choosing.unit, "every_look_fits": not binds}
+    result |= {"budget": budget if binds else None, "unit": choosing.unit, "every_look_fits": not binds}
     if asked.curve:
         points = [{**measuring.point(_array(p)), "budget_macs": p["budget_macs"]} for p in curve]
         result["curve"] = [with_interval(point, len(measuring)) for point in points]
@@ -97,15 +98,16 @@ def set_budget(folder: Path, source: str, asked: BudgetAsked, *, as_json: bool) 
     _print(result, curve)
 
 
-def _temperatures(records: Records) -> tuple[float, ...]:
-    """Fitted on the images that choose: val, or all there are."""
+def _temperatures(records: Records, on: str) -> tuple[float, ...]:
+    """Fitted on the images that choose, and on no others."""
     if records.made_before is not None:
         raise BadSetting(
             "temperatures are found by looking at images; a look record does not hold them. Name the data."
         )
-    name = records.first_of("val", "all", "test", "train")
-    assert name is not None
-    return fit_temperatures(records.bundle.net, records.splits[name], workers=records.workers)
+    first, second = choosing_and_measuring(records, on)
+    split = records.splits[first]
+    rows = None if second is not None else halves(len(split))[0].tolist()
+    return fit_temperatures(records.bundle.net, split, rows=rows, workers=records.workers)
 
 
 def _tables(bundle: Bundle, choice: Choice, unit: Any) -> tuple[LookTable, LookTable]:

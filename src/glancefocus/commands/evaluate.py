@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from glancefocus.bundle import load
-from glancefocus.commands.printing import output, progress_bars
+from glancefocus.commands.printing import output, progress_bars, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.errors import BadData
 from glancefocus.evaluation.assess import assess, look_table
@@ -37,6 +37,7 @@ def evaluate_bundle(
             raise BadData(f"{source} has no split {split!r}, only {', '.join(records.names)}.")
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
+    tell_bad_files(records.bad_files)
     if latency and bundle.latency_here() is None:
         bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=batch_size)]
     check_table(look_table(bundle, record))

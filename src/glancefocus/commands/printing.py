@@ -1,6 +1,6 @@
 """Where commands print: tables for people on standard output, progress on standard error."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -34,3 +34,12 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], 
             progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
 
         yield tell
+
+
+def tell_bad_files(problems: Sequence[str]) -> None:
+    """List files that could not be read and were skipped."""
+    if problems:
+        console = notices()
+        console.print(f"{len(problems)} files cannot be read and are skipped:", highlight=False)
+        for problem in problems:
+            console.print(f"  {problem}", highlight=False, markup=False)

@@ -29,13 +29,15 @@ def open_labelled(
     view: ViewSettings,
     classes: Sequence[str],
     progress: Progress | None = None,
+    bad_files: list[str] | None = None,
     *,
     frames: int = 1,
 ) -> dict[str, Split]:
     """{name: split} of train, val and test as far as they are there; one named `all` where the data is in one piece.
 
-    classes  of the network; data with a label that is not among them is refused
-    frames   1 for images; more for clips of so many frames
+    classes    of the network; data with a label that is not among them is refused
+    bad_files  what is wrong with files that were skipped is added to it
+    frames     1 for images; more for clips of so many frames
     """
     if settings.source in WORLDS:
         data = open_data(settings, view, progress, frames=frames)
@@ -58,7 +60,9 @@ def open_labelled(
         raise BadData(_foreign(str(path), foreign, classes))
     number = {name: index for index, name in enumerate(classes)}
     if settings.check_files:
-        rows, _ = without_bad_files(rows, settings.max_bad_files, progress, medium)
+        rows, bad = without_bad_files(rows, settings.max_bad_files, progress, medium)
+        if bad_files is not None:
+            bad_files += bad
     return {
         name: _split(rows, name, found, number, view, medium)
         for name in ("train", "val", "test", WHOLE)

@@ -144,10 +144,10 @@ def as_pixels(view: ViewSettings) -> ViewSettings:
 
 
 def scene_batches(
-    split: Split, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0
+    split: Split, view: ViewSettings, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0
 ) -> Iterator[Batch]:
-    """What `scene.as_batch` takes: pixels where the split holds them, normalised images where it reads them."""
-    if isinstance(split, MemorySplit):
+    """What `scene.as_batch` takes with this view: pixels where the split holds them and normalises them alike, else images."""
+    if isinstance(split, MemorySplit) and (split.view.mean, split.view.std) == (view.mean, view.std):
         return split.pixel_batches(order, seed)
     return split.batches(order, seed, workers)
 

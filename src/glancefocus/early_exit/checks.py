@@ -1,30 +1,15 @@
 """Whether a budget can be met and a table can be solved, told before any solver starts."""
 
-import math
-
 import numpy as np
 
+from glancefocus.early_exit.curve import refuse_budget
 from glancefocus.early_exit.look_table import LookTable, level_sizes
-from glancefocus.errors import BadBudget, BadData
-
-UNITS = {"macs": "multiply-adds", "ms": "milliseconds"}
-MIXED_UP = {
-    "macs": " Is the unit mixed up? Multiply-adds are counted one by one, such as 2e8.",
-    "ms": " Is the unit mixed up? A budget in time is counted in milliseconds, such as 20.",
-}
+from glancefocus.errors import BadData
 
 
 def check_budget(table: LookTable, budget: float) -> bool:
     """True where the budget binds, False where every look fits into it; a budget that cannot be met is refused."""
-    unit = UNITS[table.unit]
-    if not math.isfinite(budget):
-        raise BadBudget(f"a budget must be a finite number of {unit}, but got {budget}.")
-    if budget < table.cheapest:
-        hint = MIXED_UP[table.unit] if budget * 1000 < table.cheapest else ""
-        raise BadBudget(
-            f"a budget of {budget:.6g} {unit} is less than what a glance costs ({table.cheapest:.6g}): raise it, or train a "
-            f"network with a smaller glance.{hint}"
-        )
+    refuse_budget(budget, table.cheapest, table.unit)
     return budget < table.dearest
 
 

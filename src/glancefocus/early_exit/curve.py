@@ -70,7 +70,7 @@ def leave_thresholds(looks: int, sizes: int) -> list[Any]:
     return [-1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * sizes] * (looks - 1) + [[0.0] * sizes]
 
 
-def check_budget(budget: float, glance: float, unit: str) -> None:
+def refuse_budget(budget: float, glance: float, unit: str) -> None:
     """Refuse a budget that is less than one glance, or no number; a mixed-up unit is guessed at."""
     word = {"macs": "multiply-adds", "ms": "ms"}[unit]
     if math.isnan(budget):

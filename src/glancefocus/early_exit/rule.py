@@ -106,9 +106,10 @@ class SizeRule(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.score.needs_aim:
+        if self.score.name not in ("confidence", "entropy"):
             raise BadSetting(
-                "with several patch sizes the score decides before the policy aims. Use confidence or entropy."
+                f"with several patch sizes the score also chooses the next size, which {self.score.name!r} cannot. "
+                "Use confidence or entropy."
             )
 
     def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:

@@ -1,5 +1,7 @@
 """Temperatures: one number for each look that makes confidences honest, found on a sample of held-out images."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,15 +27,17 @@ class LogitsOfLooks:
         self.logits[look.number - 1].append(look.logits.float().cpu())
 
 
-def fit_temperatures(net: GlanceFocus, split: Split, *, batch_size: int = 64, workers: int = 0) -> tuple[float, ...]:
-    """(T,) the temperature of each look that makes the true labels likeliest; with patches of the largest size."""
-    step = max(1, -(-len(split) // MOST_IMAGES))
-    rows = list(range(0, len(split), step))
+def fit_temperatures(
+    net: GlanceFocus, split: Split, *, rows: Sequence[int] | None = None, batch_size: int = 64, workers: int = 0
+) -> tuple[float, ...]:
+    """(T,) the temperature of each look that makes the true labels likeliest, on these rows; with patches of the largest size."""
+    rows = range(len(split)) if rows is None else rows
+    rows = rows[:: max(1, -(-len(rows) // MOST_IMAGES))]
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     device = next(net.parameters()).device
     recorder, labels = LogitsOfLooks(net.settings.looks), []
     with torch.inference_mode():
-        for images, truth in scene_batches(split, order, None, workers):
+        for images, truth in scene_batches(split, net.settings.view, order, None, workers):
             scene = as_batch(images.to(device), net.settings.view)
             run_looks(net, scene, every_look(net.settings.looks), net.policy, recorder)
             labels.append(truth)

@@ -41,6 +41,7 @@ class Records:
         self.workers = workers
         self.max_bad_files = max_bad_files
         self.progress = progress
+        self.bad_files: list[str] = []
 
     @functools.cached_property
     def splits(self) -> dict[str, Split]:
@@ -49,7 +50,9 @@ class Records:
         drawn = None if stored is None else from_plain(DataSettings, stored)
         settings = world_settings(self.source, drawn, network.view, network.frames)
         settings = replace(settings, max_bad_files=self.max_bad_files)
-        return open_labelled(settings, network.view, self.bundle.classes, self.progress, frames=network.frames)
+        return open_labelled(
+            settings, network.view, self.bundle.classes, self.progress, self.bad_files, frames=network.frames
+        )
 
     @functools.cached_property
     def made_before(self) -> LookRecord | None:
@@ -102,16 +105,7 @@ def choose_images(records: Records, on: str, seed: int = 0) -> Choice:
 
     Where there is only one held-out split, one half of it chooses and the other measures.
     """
-    if on not in ("held-out", "train"):
-        raise BadSetting(f"thresholds are chosen on 'held-out' or 'train' images, but got {on!r}.")
-    if on == "train":
-        first, second = records.first_of("train"), records.first_of("test", "val")
-        if first is None:
-            raise BadData(f"{records.source} has no training images. Leave --on out, or name data with train/.")
-    else:
-        first = records.first_of("val", WHOLE, "test", "train")
-        second = records.first_of("test") if first == "val" else None
-    assert first is not None
+    first, second = choosing_and_measuring(records, on)
     record = records.of(first)
     source, rows = record.about.source, np.arange(record.about.images)
     if second is not None:
@@ -125,6 +119,19 @@ def choose_images(records: Records, on: str, seed: int = 0) -> Choice:
         )
     one, two = halves(len(rows), seed)
     return Choice(record, one, record, two, f"one half of {source}, {first}", f"the other half of {source}, {first}")
+
+
+def choosing_and_measuring(records: Records, on: str) -> tuple[str, str | None]:
+    """The split that chooses and the one that measures; None: the other half of the same."""
+    if on not in ("held-out", "train"):
+        raise BadSetting(f"thresholds are chosen on 'held-out' or 'train' images, but got {on!r}.")
+    if on == "train":
+        if records.first_of("train") is None:
+            raise BadData(f"{records.source} has no training images. Leave --on out, or name data with train/.")
+        return "train", records.first_of("test", "val")
+    first = records.first_of("val", WHOLE, "test", "train")
+    assert first is not None
+    return first, records.first_of("test") if first == "val" else None
 
 
 def looks_folder(bundle_folder: Path) -> Path:

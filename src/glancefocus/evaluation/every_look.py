@@ -78,7 +78,7 @@ def evaluate_every_look(
     image_hw = (0, 0)
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
-        for images, truth in scene_batches(split, order, None, workers):
+        for images, truth in scene_batches(split, net.settings.view, order, None, workers):
             image_hw = (int(images.shape[-2]), int(images.shape[-1]))
             outcome = look_until_sure(net, as_batch(images.to(device), net.settings.view), every_look(looks), policy)
             # The logits of a large split would not fit; nothing here needs them.
@@ -91,8 +91,10 @@ def evaluate_every_look(
     return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
 
 
-def backbone_accuracy(net: GlanceFocus, split: Split, batch_size: int = 64, rows: list[int] | None = None) -> float:
-    """Share of right answers of the focus encoder alone on whole images: the plain backbone."""
+def backbone_accuracy(
+    net: GlanceFocus, split: Split, batch_size: int = 64, rows: list[int] | None = None, px: int | None = None
+) -> float:
+    """Share of right answers of the focus encoder alone on whole images, or on images shrunk to px: the plain backbone."""
     device = next(net.parameters()).device
     encoder = net.focus_encoder
     was_training = encoder.training
@@ -101,8 +103,9 @@ def backbone_accuracy(net: GlanceFocus, split: Split, batch_size: int = 64, rows
     rows = list(range(len(split))) if rows is None else rows
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
-        for images, labels in scene_batches(split, order):
-            logits = encoder.own_head(encoder(as_batch(images.to(device), net.settings.view).whole).vector)
+        for images, labels in scene_batches(split, net.settings.view, order):
+            scene = as_batch(images.to(device), net.settings.view)
+            logits = encoder.own_head(encoder(scene.whole if px is None else scene.glance(px)).vector)
             right += int((logits.argmax(dim=1).cpu() == labels).sum())
     encoder.train(was_training)
     return right / len(rows)

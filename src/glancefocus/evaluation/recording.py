@@ -51,7 +51,9 @@ def record_looks(
         return record
     rule = bundle.calibration()
     with writing_record(place, about) as writer, torch.inference_mode():
-        for images, labels in scene_batches(split, in_order(len(split), batch_size), None, workers):
+        for images, labels in scene_batches(
+            split, bundle.settings.view, in_order(len(split), batch_size), None, workers
+        ):
             looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
@@ -88,12 +90,13 @@ def _columns(looks: list[tuple[Look, Tensor]]) -> dict[str, "np.ndarray[tuple[in
 
 
 def data_fingerprint(split: Split) -> str:
-    """Of which images and labels a split is made: names and sizes of files, or a sample of the pixels held in memory."""
+    """Of which images and labels a split is made: names, sizes and times of files, or a sample of the pixels held in memory."""
     digest = hashlib.sha256(split.labels.numpy().tobytes())
     files = getattr(split, "files", None)
     if files is not None:
         for file in files:
-            digest.update(f"{Path(file).resolve()}|{Path(file).stat().st_size}\n".encode())  # a clip may be a folder
+            told = Path(file).stat()  # of many kinds of picture all have one size, so the time counts, too
+            digest.update(f"{Path(file).resolve()}|{told.st_size}|{told.st_mtime_ns}\n".encode())
     else:
         images = getattr(split, "images")  # noqa: B009
         sample = images[:: max(1, len(split) // 64)].contiguous().numpy()

@@ -86,7 +86,9 @@ class InitialiseStage:
         device = self.workshop.accelerator.device
         right = 0
         with torch.inference_mode():
-            for images, labels in scene_batches(split, in_order(len(split), 64), None, self.workshop.workers):
+            for images, labels in scene_batches(
+                split, step.settings.view, in_order(len(split), 64), None, self.workshop.workers
+            ):
                 right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
         return {"val_accuracy": [right / len(split)]}
 

@@ -210,7 +210,7 @@ class _Training:
         stage.train_mode()
         self.journal.start(f"{stage.name} {epoch + 1}/{stage.epochs}", len(order), first_step)
         started, seen = time.monotonic(), 0
-        batches = scene_batches(data.train, own, seed, workshop.workers)
+        batches = scene_batches(data.train, settings.network.view, own, seed, workshop.workers)
         for step, (images, labels) in enumerate(batches, start=first_step):
             step_seed = mix(seed, step, rank)
             torch.manual_seed(step_seed)

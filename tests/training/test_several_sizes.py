@@ -1,0 +1,136 @@
+"""A network with several patch sizes goes through all stages, gets thresholds for its sizes, answers, and resumes."""
+
+import importlib.util
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import glancefocus as gf
+from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.early_exit.rule import SizeRule
+from glancefocus.evaluation.assess import look_table
+from glancefocus.training.run import train
+from glancefocus.training.settings import TrainSettings
+
+TINY_RUN = Path(__file__).parent / "tiny_run.py"
+SIZES, LOOKS = (32, 48), 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scenes are drawn once for all runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def settings() -> TrainSettings:
+    """All stages on a handful of scenes, with patches of two sizes and three looks."""
+    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tiny: Callable[..., TrainSettings] = module.tiny_settings
+    return tiny(network={"patch_px": list(SIZES), "looks": LOOKS})
+
+
+@pytest.fixture(scope="module")
+def whole_run(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(settings, folder, quiet=True)
+    return folder
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = torch.load(run / "last.ckpt", weights_only=True)["net"]
+    return weights
+
+
+def test_all_stages_are_gone_through(whole_run: Path) -> None:
+    rows = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["backbone", "glance", "recognise", "aim", "aim", "finetune"]
+    assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 3, 3, 3, 3]
+    assert all(np.isfinite(row["loss"]) for row in rows)
+
+
+def test_the_bundle_has_thresholds_for_every_look_and_size(whole_run: Path) -> None:
+    bundle = gf.load(whole_run / "bundle", device="cpu")
+    assert np.asarray(bundle.thresholds).shape == (LOOKS, len(SIZES))
+    assert isinstance(bundle.exit_rule(), SizeRule)
+    assert bundle.curve
+    for point in bundle.curve:
+        assert np.asarray(point["thresholds"]).shape == (LOOKS, len(SIZES))
+        patches = np.asarray(point["patches_per_look_and_size"])
+        assert patches.shape == (LOOKS - 1, len(SIZES))
+        exits = point["exits_per_look"]
+        assert sum(exits) == 10
+        assert patches.sum(axis=1).tolist() == [exits[1] + exits[2], exits[2]]
+        assert bundle.costs.macs_after_look[0] <= point["mean_macs"] <= max(bundle.costs.macs_of_tree())
+
+
+def test_what_the_thresholds_were_chosen_from_is_kept_beside_the_bundle(whole_run: Path) -> None:
+    bundle = gf.load(whole_run / "bundle", device="cpu")
+    (folder,) = (whole_run / "bundle-looks").iterdir()
+    record = LookRecord.load(folder)
+    record.check_made_for(bundle.fingerprint, bundle.notes["thresholds_data"])
+    assert record.confidence.shape == (10, 1 + 2 + 4)
+    table = look_table(bundle, record)
+    for point in bundle.curve:
+        measured = table.point(np.asarray(point["thresholds"], np.float32))
+        assert measured["accuracy"] == point["accuracy"]
+        assert measured["mean_macs"] == point["mean_macs"]
+
+
+def test_the_bundle_answers_by_its_thresholds_and_within_budgets(whole_run: Path) -> None:
+    bundle = gf.load(whole_run / "bundle", device="cpu")
+    images = torch.rand(6, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    assert set(bundle.predict(images).label) <= set(bundle.classes)
+    every = bundle.predict(images, looks=LOOKS)
+    assert every.looks.tolist() == [LOOKS] * 6
+    assert set(every.patch_px.flatten().tolist()) == {48}
+    tree = bundle.costs.macs_of_tree()
+    for budget in (tree[0], (tree[0] + tree[-1]) / 2, tree[-1]):
+        spent = bundle.predict(images, budget_macs=budget).cost_macs
+        assert set(spent.tolist()) <= set(tree)
+    assert spent.tolist() == [tree[-1]] * 6  # every look fits, with the largest patches
+
+
+def test_a_stopped_run_ends_as_one_never_stopped(settings: TrainSettings, whole_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def press_ctrl_c() -> None:
+        until = time.monotonic() + 60
+        while not _in_stage(run, "recognise") and time.monotonic() < until:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press_ctrl_c)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, run, quiet=True)
+    thread.join()
+    assert not (run / "bundle").exists()
+    bundle = train(settings, run, quiet=True)
+    one, other = weights_of(run), weights_of(whole_run)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    whole = gf.load(whole_run / "bundle", device="cpu")
+    assert bundle.thresholds == whole.thresholds
+    assert bundle.curve == whole.curve
+
+
+def _in_stage(run: Path, stage: str) -> bool:
+    """The stage, or one after it, has ended an epoch."""
+    file = run / "metrics.jsonl"
+    return file.exists() and f'"{stage}"' in file.read_text()
