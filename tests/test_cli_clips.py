@@ -132,7 +132,7 @@ def test_evaluate_and_budget_take_clips(gf: Run, bundle_folder: Path, make_video
     code, out, _ = gf("evaluate", bundle_folder, data, "--no-latency", "--json")
     assert code == 0
     assert json.loads(out)
-    code, out, _ = gf("budget", bundle_folder, data, "--macs", 1e12, "--json", "--no-save")
+    code, out, _ = gf("budget", bundle_folder, data, "--macs", 1e12, "--json", "--no-store")
     assert code == 0
     assert json.loads(out)["every_look_fits"] is True
 

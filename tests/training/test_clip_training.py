@@ -1,5 +1,7 @@
 """Clips are learnt from by the same run, stages and bundle as images; only the defaults are those of A.4."""
 
+import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import DataSettings, open_data
+from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.every_look import backbone_accuracy, evaluate_every_look
 from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.report import gallery_of
 from glancefocus.settings import from_plain
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import load_backbone, prepare_folder, train
@@ -91,6 +96,17 @@ def test_records_and_evaluations_are_made_by_the_same_code(run: Path, tmp_path: 
     assert 0 <= backbone_accuracy(plain, data.val) <= 1
 
 
+def test_the_gallery_shows_clips_as_strips(run: Path) -> None:
+    bundle = Bundle.load(run / "bundle")
+    data = open_data(tiny().data, tiny().network.view, frames=4)
+    assert isinstance(data.val, MemorySplit)
+    gallery = gallery_of(bundle, data.val, bundle.exit_rule(looks=2))
+    assert sum(len(urls) for _, urls in gallery) >= 4
+    picture = base64.b64decode(gallery[0][1][0].partition("base64,")[2])
+    # Four frames of 64 px, enlarged five times, with gaps of 7 px between them.
+    assert Image.open(io.BytesIO(picture)).width == 4 * 320 + 3 * 7
+
+
 def test_a_run_from_before_a_setting_existed_goes_on(run: Path, tmp_path: Path) -> None:
     settings = json.loads((run / "settings.json").read_text())
     del settings["data"]["max_bad_files"], settings["network"]["shift_div"]
@@ -114,6 +130,8 @@ def test_clips_have_the_defaults_of_the_papers_appendix(make_video: Callable[...
     assert settings.recognise.freeze_encoders
     assert (settings.aim.epochs, settings.aim.lr) == (50, 3e-4)
     assert not settings.data.augment.flip
+    # Weights that were given change nothing about that: TSM starts from ImageNet's.
+    assert train_settings(str(tmp_path), preset="gf-tsm-resnet50-96-12f", changes={"weights": "a"}).glance.lr == 0.1
     jester = train_settings(str(tmp_path), preset="gf-tsm-resnet50-80-jester")
     assert (jester.network.glance_px, jester.glance.lr, jester.recognise.epochs) == (80, 0.01, 10)
     flipped = train_settings(

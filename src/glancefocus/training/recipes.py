@@ -84,7 +84,9 @@ def train_settings(
     plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
     if frames > 1:
         plain = _merged(plain, clip_defaults(jester=preset is not None and preset.endswith("jester")))
-    if (changes or {}).get("weights") is not None:
+    if (changes or {}).get(
+        "weights"
+    ) is not None and frames == 1:  # TSM's epochs and rates start from ImageNet's weights anyway
         plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
     if preset in ("gf-mini-48", "gf-ms-mini-48"):
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
