@@ -17,8 +17,10 @@ from results import machine, markdown_table, write_section
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.budget import direct_curve, solve_at
-from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.evaluation.figures import as_png
+from glancefocus.evaluation.findings_figures import draw_findings
 from glancefocus.latency import patches_of
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.recipes import train_settings
@@ -117,6 +119,15 @@ def verdict(results: list[dict[str, Any]]) -> str:
     )
 
 
+def draw_shares(folder: Path, file: Path) -> None:
+    """The paper's figure of the share of each patch size over the budget, for the first seed's network."""
+    place = folder / "seed-0" / "bundle"
+    bundle = Bundle.load(place)
+    records = Records(bundle, "signs", looks_folder(place))
+    findings = assess(bundle, records.of("test"), records.of("val"))
+    file.write_bytes(as_png(draw_findings(findings)["patch_sizes"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -133,6 +144,8 @@ def main() -> None:
     )
     print(body)
     if options.write:
+        draw_shares(options.folder, options.write.with_name("patch_sizes.png"))
+        body += "\n\n![Share of each patch size among the focus patches, over multiply-adds per image, one seed](patch_sizes.png)"
         write_section(
             options.write,
             "sizes",
