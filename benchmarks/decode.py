@@ -123,8 +123,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     body = (
         f"A clip of {WIDTH}x{HEIGHT} px at {RATE} frames a second, H.264. Medians of {options.rounds} rounds in which both ways "
-        "take turns, each in a process of its own; the ratio is taken within each round. How many frames must be decoded depends "
-        "on how far the key frames lie apart: cameras and streams have one every second or two, x264 by itself every 250 frames.\n\n"
+        "take turns, each in a process of its own; the ratio is taken within each round. How many frames must be decoded "
+        "depends on how far the key frames lie apart: cameras and streams have one every second or two, x264 by itself every "
+        "250 frames.\n\n"
         f"{table(rows)}"
     )
     print(body)
