@@ -19,7 +19,7 @@ def percent(values: list[float]) -> str:
     return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f} ({100 * min(values):.1f} to {100 * max(values):.1f})"
 
 
-def table_of(results: list[dict[str, Any]]) -> str:
+def table_of(results: list[dict[str, Any]], object_name: str = "sign") -> str:
     """Accuracy after each look for three ways of aiming, hits and costs."""
     looks = len(results[0]["accuracy_per_look"])
     names = {
@@ -32,7 +32,7 @@ def table_of(results: list[dict[str, Any]]) -> str:
         rows.append([name, *(percent([r[key][look] for r in results]) for look in range(looks))])
     if results[0]["hit_rate_per_focus"] is not None:
         hits = [percent([r["hit_rate_per_focus"][look] for r in results]) for look in range(looks - 1)]
-        rows.append(["patches that hold the whole sign, %", "", *hits])
+        rows.append([f"patches that hold the whole {object_name}, %", "", *hits])
     rows.append(["multiply-adds, millions", *(f"{macs / 1e6:.2f}" for macs in results[0]["macs_after_look"])])
     return markdown_table(rows)
 

@@ -38,7 +38,7 @@ def measure(run: Path) -> dict[str, Any]:
         return found
     settings = from_plain(TrainSettings, json.loads((run / "settings.json").read_text()))
     bundle = Bundle.load(run / "bundle")
-    data = open_data(settings.data, settings.network.view)
+    data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
     if data.test is None:
         raise SystemExit(f"{run}: its data has no test images")
     if isinstance(data.test, MemorySplit):
@@ -59,7 +59,8 @@ def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
         found: list[dict[str, float]] = json.loads(kept.read_text())
         return found
     settings = from_plain(TrainSettings, json.loads((run / "settings.json").read_text()))
-    data, plain = open_data(settings.data, settings.network.view), load_backbone(settings, run)
+    data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
+    plain = load_backbone(settings, run)
     assert data.test is not None
     assert plain is not None
     measured = [
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--title", required=True)
     parser.add_argument("--command", required=True, help="how the runs were trained")
     parser.add_argument("--about", default="", help="a sentence on the data")
+    parser.add_argument("--object", default="sign", help="what the boxes of the data hold")
     parser.add_argument(
         "--shrunk-px", nargs="*", type=int, default=[], help="also the backbone on images of these sizes"
     )
@@ -93,7 +95,8 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     results = [measure(run) for run in options.runs]
-    body = f"{options.about}\n\n{table_of(results)}\n\n{summary_of(results)} Measured on {results[0]['images']:,} test images."
+    body = f"{options.about}\n\n{table_of(results, options.object)}\n\n{summary_of(results)} "
+    body += f"Measured on {results[0]['images']:,} test images."
     chosen = results[0]["chosen"]
     body += (
         f"\n\nThe thresholds that the run chose on its validation images: {100 * chosen['accuracy']:.1f} % with "

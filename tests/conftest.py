@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 import torch
 
@@ -85,3 +87,36 @@ def official() -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def make_video() -> Callable[..., Path]:
+    """Writes small videos: frame i is grey of brightness 8 x i, with a red square in its upper left corner."""
+
+    def make(
+        path: Path,
+        *,
+        frames: int = 30,
+        codec: str = "libx264",
+        pixels: str = "yuv420p",
+        size: tuple[int, int] = (64, 48),
+        turned: int | None = None,
+        times: Sequence[int] | None = None,
+        **options: str,
+    ) -> Path:
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream(codec, rate=10, options=options)
+            stream.width, stream.height = size
+            stream.pix_fmt = pixels
+            if turned is not None:
+                stream.set_display_rotation(turned)
+            for number in range(frames):
+                pixel = np.full((size[1], size[0], 3), 8 * number % 256, dtype=np.uint8)
+                pixel[:16, :16] = (255, 0, 0)
+                frame = av.VideoFrame.from_ndarray(pixel, format="rgb24")
+                frame.pts = number if times is None else times[number]
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        return path
+
+    return make

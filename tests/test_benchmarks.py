@@ -93,3 +93,30 @@ def test_the_benchmark_writes_json(early_exit: types.ModuleType, capsys: pytest.
     told = json.loads(capsys.readouterr().out)
     assert [row["share_leaving"] for row in told["rows"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert told["rows"][0]["ratio"] == 1.0
+
+
+def test_reading_some_frames_is_compared_with_decoding_all(
+    monkeypatch: pytest.MonkeyPatch, make_video: Callable[..., Path], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    decode = importlib.import_module("decode")
+    told = iter([{"seconds": 6.0, "grown_mib": 9.0}, {"seconds": 1.0, "grown_mib": 2.0}] * 2)
+    ways: list[str] = []
+    monkeypatch.setattr(decode, "read", lambda way, file: ways.append(way) or next(told))
+    measured = decode.measure(tmp_path / "clip.mp4", rounds=2)
+    assert ways == ["all", "some", "all", "some"]
+    assert measured == {"some_s": 1.0, "all_s": 6.0, "ratio": 6.0, "some_mib": 2.0}
+    assert "| 60 s, a key frame every 2 s | 1.00 | 6.00 | 6.0 | 2 |" in decode.table(
+        [{"seconds": 60, "key_every": 60, **measured}]
+    )
+
+
+def test_signers_that_are_tested_on_are_not_learnt_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    lists = importlib.import_module("lsa64_list")
+    for name in ("001_001_001", "001_008_001", "001_009_001"):
+        (tmp_path / "001" / name).mkdir(parents=True)
+    rows = lists.rows(tmp_path, val={"008"}, test={"009", "010"})
+    assert [(Path(path).name, sign, split) for path, sign, split in rows] == [
+        *(("001_001_001", "001", "train"), ("001_008_001", "001", "val"), ("001_009_001", "001", "test")),
+    ]

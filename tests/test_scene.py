@@ -6,7 +6,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ImageTooSmall
-from glancefocus.scene import ImageBatch, MixedImages, as_scene, crop, shrink, top_left
+from glancefocus.scene import (
+    ClipBatch,
+    ImageBatch,
+    MixedClips,
+    MixedImages,
+    as_batch,
+    as_scene,
+    crop,
+    frames_of,
+    shrink,
+    top_left,
+)
+from glancefocus.settings import ViewSettings
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -149,7 +161,67 @@ def test_an_empty_list_is_refused() -> None:
         as_scene([])
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (8, 8), (2, 4, 3, 8, 8)])
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (8, 8), (1, 2, 4, 3, 8, 8)])
 def test_what_is_not_a_batch_of_images_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(BadSetting, match=r"\(batch, 3, height, width\), but got"):
         as_scene(noise(*shape))
+
+
+def test_a_clip_is_cut_at_the_same_place_in_every_frame() -> None:
+    clips, where = noise(2, 3, 3, 20, 24), torch.tensor([[0.0, 0.5], [1.0, 0.25]])
+    patches = ClipBatch(clips).patch(where, 8)
+    assert patches.shape == (6, 3, 8, 8)
+    # The first clip is cut at row 0 and column 8 of its 16 px of room, the second at row 12 and column 4.
+    assert torch.equal(patches[:3], clips[0, :, :, 0:8, 8:16])
+    assert torch.equal(patches[3:], clips[1, :, :, 12:20, 4:12])
+
+
+def test_a_glance_at_clips_is_one_at_their_frames() -> None:
+    clips = noise(2, 3, 3, 20, 24)
+    assert torch.equal(ClipBatch(clips).glance(8), shrink(clips.reshape(6, 3, 20, 24), 8))
+    assert torch.equal(ClipBatch(clips).whole, clips.reshape(6, 3, 20, 24))
+
+
+def test_clips_that_are_kept_are_not_copied_and_keep_their_place() -> None:
+    clips, where = noise(3, 2, 3, 12, 12), noise(3, 2, seed=1)
+    batch = ClipBatch(clips)
+    kept = batch.keep(torch.tensor([0, 2])).keep(torch.tensor([1]))
+    assert (batch.count, kept.count, kept.frames) == (3, 1, 2)
+    assert kept.clips.data_ptr() == clips.data_ptr()
+    assert torch.equal(kept.patch(where[2:], 5), batch.patch(where, 5)[4:])
+    assert torch.equal(kept.glance(6), batch.glance(6)[4:])
+
+
+def test_pixels_of_clips_are_normalised_where_they_are_looked_at() -> None:
+    view = ViewSettings(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    clips = torch.full((1, 2, 3, 16, 16), 255, dtype=torch.uint8)
+    scene = as_batch(clips, view)
+    assert isinstance(scene, ClipBatch)
+    for seen in (scene.glance(8), scene.patch(torch.zeros(1, 2), 8), scene.whole):
+        torch.testing.assert_close(seen, torch.full_like(seen, 2.0), rtol=0, atol=1e-5)  # (1 - 0.5) / 0.25
+
+
+def test_clips_of_different_sizes_are_looked_at_together() -> None:
+    one, two = noise(2, 3, 16, 16), noise(2, 3, 24, 12, seed=1)
+    scene = as_scene([one, two])
+    assert isinstance(scene, MixedClips)
+    assert (scene.count, scene.frames) == (2, 2)
+    where = noise(2, 2, seed=2)
+    assert torch.equal(scene.keep(torch.tensor([1])).patch(where[1:], 8), ClipBatch(two[None]).patch(where[1:], 8))
+    assert torch.equal(scene.glance(8), torch.cat([shrink(one, 8), shrink(two, 8)]))
+
+
+def test_a_scene_says_how_many_frames_its_clips_have() -> None:
+    assert frames_of(as_scene(noise(2, 3, 16, 16))) == 1
+    assert frames_of(as_scene(noise(2, 5, 3, 16, 16))) == 5
+
+
+def test_clips_of_another_shape_are_refused() -> None:
+    with pytest.raises(
+        BadSetting, match=r"clips must be a tensor of shape \(batch, frames, 3, height, width\), but got"
+    ):
+        ClipBatch(noise(2, 3, 16, 16))
+    with pytest.raises(
+        BadSetting, match=r"each clip must have the shape \(2, 3, height, width\), but got \(3, 3, 16, 16\)"
+    ):
+        MixedClips((noise(2, 3, 16, 16), noise(3, 3, 16, 16)))

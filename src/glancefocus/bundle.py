@@ -28,8 +28,8 @@ from glancefocus.bundle_files import (
     told_beside_the_network,
 )
 from glancefocus.costs import Costs
-from glancefocus.data.pictures import as_rgb, read_picture
-from glancefocus.data.views import view_picture, view_tensor
+from glancefocus.data.clip_views import view_any_clip
+from glancefocus.data.views import Picture, view_any
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
@@ -45,8 +45,6 @@ from glancefocus.outcome import Outcome
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.stopping import Stopping
-
-Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
 
 
 @dataclass
@@ -163,13 +161,14 @@ class Bundle:
         """What is in these pictures.
 
         pictures  files, bytes, PIL pictures, arrays (height, width, 3) of uint8, tensors (3, height, width) of uint8 or of floats
-                  in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures.
+                  in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures. A network of clips takes
+                  video files, folders of frames, bytes, and arrays and tensors with one more dimension, which is time.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
         deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
         """
         started = time.perf_counter()
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-        images = [self.view(picture)[0] for picture in _as_list(pictures)]
+        images = [self.view(picture)[0] for picture in _as_list(pictures, self.settings.frames)]
         if deadline_ms is None:
             return self.predict_images(images, rule, batch_size)
         if not deadline_ms > 0:
@@ -177,25 +176,23 @@ class Bundle:
         return self.predict_images(images, rule, batch_size, started + deadline_ms / 1000)
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
-        """The normalised image (3, H, W) of a picture, and where it lies in it."""
-        view = self.settings.view
-        if isinstance(picture, np.ndarray):
-            if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-                raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
-            picture = Image.fromarray(picture)
-        if isinstance(picture, Tensor):
-            image, placement = view_tensor(picture, view)
+        """The normalised image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W)."""
+        view, frames = self.settings.view, self.settings.frames
+        if frames > 1:
+            image, placement = view_any_clip(picture, frames, view)
         else:
-            image, placement = view_picture(
-                as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture), view
-            )
+            image, placement = view_any(picture, view)
+        self.check_size(image)
+        return image, placement
+
+    def check_size(self, image: Tensor) -> None:
+        """Refuse an image (..., H, W) that no patch fits into."""
         patch_px = max(self.settings.patch_px)
-        if self.settings.looks > 1 and min(image.shape[1:]) < patch_px:
+        if self.settings.looks > 1 and min(image.shape[-2:]) < patch_px:
             raise ImageTooSmall(
-                f"an image of {image.shape[1]}x{image.shape[2]} px is smaller than a patch of this network ({patch_px} px). "
+                f"an image of {image.shape[-2]}x{image.shape[-1]} px is smaller than a patch of this network ({patch_px} px). "
                 "Give a larger image."
             )
-        return image, placement
 
     def predict_images(
         self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32, ends_at: float | None = None
@@ -360,8 +357,8 @@ def _from_official(path: Path, model: str | None, patch_px: int | None, looks: i
     return bundle
 
 
-def _as_list(pictures: Picture | Sequence[Picture]) -> list[Picture]:
-    if isinstance(pictures, Tensor) and pictures.dim() == 4:
+def _as_list(pictures: Picture | Sequence[Picture], frames: int) -> list[Picture]:
+    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
         return list(pictures)
     if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
         return [pictures]

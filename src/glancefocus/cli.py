@@ -82,7 +82,7 @@ def predict(
     max_pixels: int | None = None,
     json: Json = False,
 ) -> int:
-    """Say what is in pictures, after how many looks, where they went and what they cost.
+    """Say what is in pictures or clips, after how many looks, where they went and what they cost.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 
@@ -91,7 +91,8 @@ def predict(
     bundle
         A folder written by training or by `gf import`.
     files
-        Image files, folders, or - for one image on standard input.
+        Image files, folders, or - for one image on standard input. For a network of clips video files, folders of frames, and
+        folders of these.
     looks
         Take exactly so many looks (anytime answer) instead of stopping when sure.
     thresholds
@@ -106,8 +107,8 @@ def predict(
     topk
         How many likely classes to name.
     draw
-        Write each picture into this folder, with the looks drawn on it. Boxes are coloured by right and wrong where the
-        picture's folder is named like a class.
+        Write each picture into this folder, with the looks drawn on it; of a clip four frames. Boxes are coloured by right and
+        wrong where the picture's folder is named like a class.
     batch_size
         Pictures looked at together.
     max_pixels

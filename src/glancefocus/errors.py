@@ -4,7 +4,8 @@
     ├── BadSetting            a value or a combination of values that cannot work
     │   └── UnknownName       a preset, backbone, ... that does not exist ("did you mean")
     ├── BadImage              a file that is missing, empty, broken, too large, or not an image
-    │   └── ImageTooSmall     an image smaller than the patch that is to be cut out of it
+    │   ├── ImageTooSmall     an image smaller than the patch that is to be cut out of it
+    │   └── BadClip           a video or a folder of frames that no clip can be read from
     ├── BadCheckpoint         a checkpoint of something else, damaged, or unsafe to open
     ├── BadBundle             a bundle with a missing, damaged or foreign file
     ├── BadBudget             a budget that cannot be met
@@ -42,6 +43,10 @@ class BadImage(GlancefocusError):
 
 class ImageTooSmall(BadImage):
     """An image smaller than the patch that is to be cut out of it."""
+
+
+class BadClip(BadImage):
+    """A video or a folder of frames that no clip can be read from."""
 
 
 class BadCheckpoint(GlancefocusError):

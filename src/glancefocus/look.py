@@ -48,7 +48,8 @@ class Look:
     rows           (B,) int64 position of each row in the batch that the glance saw
     logits         (B, classes) the answer after this look
     vector         (B, features) what the encoder made of this look, pooled
-    map            (B, channels, S, S) the same, not pooled; a row seen at a smaller size fills the upper left part only
+    map            (B, channels, S, S) the same, not pooled; a row seen at a smaller size fills the upper left part only. Of a clip
+                   (B, frames x channels, S, S)
     px             side of what this look saw, one for all rows or (B,) int64
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance

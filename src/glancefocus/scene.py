@@ -13,11 +13,15 @@ from glancefocus.settings import GlanceResize, ViewSettings
 
 
 class Scene(Protocol):
-    """One or several images, seen only through glances and patches."""
+    """One or several images, seen only through glances and patches.
+
+    Of clips the frames are folded into the batch: a glance of B clips is (B x frames, 3, px, px), a patch has the same place in
+    every frame. Such a scene says its number of `frames`.
+    """
 
     @property
     def count(self) -> int:
-        """How many images there are."""
+        """How many images or clips there are."""
         ...
 
     def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
@@ -130,9 +134,62 @@ class ImageBatch:
         return pixels if self.view is None else normalise(pixels, self.view)
 
 
-def as_batch(images: Tensor, view: ViewSettings) -> ImageBatch:
-    """A scene out of what a split gives: normalised images, or the pixels (uint8) of images that the view is to normalise."""
-    return ImageBatch(images, view=view if images.dtype == torch.uint8 else None)
+@dataclass(frozen=True)
+class ClipBatch:
+    """A batch of clips of one size, (N, F, 3, H, W): the same box is cut out of every frame. Dropping a clip copies no pixels.
+
+    clips  normalised; or uint8, of which only what is looked at is normalised, by the view
+    """
+
+    clips: Tensor
+    rows: Tensor | None = None
+    view: ViewSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.clips.dim() != 5 or self.clips.shape[2] != 3:
+            raise BadSetting(
+                f"clips must be a tensor of shape (batch, frames, 3, height, width), but got {tuple(self.clips.shape)}."
+            )
+
+    @property
+    def count(self) -> int:
+        return int(self.clips.shape[0] if self.rows is None else self.rows.shape[0])
+
+    @property
+    def frames(self) -> int:
+        return int(self.clips.shape[1])
+
+    @property
+    def whole(self) -> Tensor:
+        """Every frame of every clip, normalised, (B x F, 3, H, W): what a plain backbone sees."""
+        return self._images.whole
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        return self._images.glance(px, resize)
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        return self._images.patch(where.repeat_interleave(self.frames, dim=0), px)
+
+    def keep(self, rows: Tensor) -> "ClipBatch":
+        return ClipBatch(self.clips, rows if self.rows is None else self.rows[rows], self.view)
+
+    @property
+    def _images(self) -> ImageBatch:
+        """The frames one after the other, as images; nothing is copied."""
+        rows = self.rows
+        if rows is not None:
+            offsets = torch.arange(self.frames, device=rows.device)
+            rows = (rows[:, None] * self.frames + offsets).flatten()
+        return ImageBatch(self.clips.flatten(0, 1), rows, self.view)
+
+
+def as_batch(images: Tensor, view: ViewSettings) -> ImageBatch | ClipBatch:
+    """A scene out of what a split gives: normalised images, or the pixels (uint8) of images that the view is to normalise.
+
+    images  (B, 3, H, W), or clips (B, F, 3, H, W)
+    """
+    kind = ClipBatch if images.dim() == 5 else ImageBatch
+    return kind(images, view=view if images.dtype == torch.uint8 else None)
 
 
 @dataclass(frozen=True)
@@ -162,14 +219,55 @@ class MixedImages:
         return MixedImages(tuple(self.images[i] for i in rows.tolist()))
 
 
+@dataclass(frozen=True)
+class MixedClips:
+    """Clips of different sizes and shapes, each (F, 3, H, W), all of as many frames."""
+
+    clips: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        for clip in self.clips:
+            if clip.dim() != 4 or clip.shape[1] != 3 or clip.shape[0] != self.clips[0].shape[0]:
+                raise BadSetting(
+                    f"each clip must have the shape ({self.clips[0].shape[0]}, 3, height, width), but got {tuple(clip.shape)}."
+                )
+
+    @property
+    def count(self) -> int:
+        return len(self.clips)
+
+    @property
+    def frames(self) -> int:
+        return int(self.clips[0].shape[0])
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        return torch.cat([shrink(clip, px, resize) for clip in self.clips])
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        return torch.cat([crop(clip, where[i : i + 1].expand(self.frames, 2), px) for i, clip in enumerate(self.clips)])
+
+    def keep(self, rows: Tensor) -> "MixedClips":
+        return MixedClips(tuple(self.clips[i] for i in rows.tolist()))
+
+
+def frames_of(scene: Scene) -> int:
+    """How many frames each clip of a scene has; 1 for images."""
+    return int(getattr(scene, "frames", 1))
+
+
 def as_scene(images: "Tensor | Sequence[Tensor] | Scene") -> Scene:
-    """A scene out of a batch (B, 3, H, W), one image (3, H, W), or a list of images of any sizes; a scene stays as it is."""
+    """A scene out of a batch (B, 3, H, W), one image (3, H, W), or a list of images of any sizes; a scene stays as it is.
+
+    Clips are (B, F, 3, H, W), or a list of (F, 3, H, W).
+    """
     if isinstance(images, Tensor):
+        if images.dim() == 5:
+            return ClipBatch(images)
         return ImageBatch(images[None] if images.dim() == 3 else images)
     if isinstance(images, (list, tuple)):
         if not images:
             raise BadSetting("there is nothing to look at: the list of images is empty.")
         if len({tuple(image.shape) for image in images}) == 1:
-            return ImageBatch(torch.stack(list(images)))
-        return MixedImages(tuple(images))
+            return as_scene(torch.stack(list(images)))
+        return MixedClips(tuple(images)) if images[0].dim() == 4 else MixedImages(tuple(images))
     return images  # type: ignore[return-value]

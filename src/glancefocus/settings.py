@@ -72,6 +72,8 @@ class NetworkSettings:
     looks          the glance and the focus looks together (T in the paper)
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models
     first_answer   who answers the glance: the classifier, the glance encoder's own head, or that head only when evaluating
+    frames         1 for images; more for clips of so many frames, which are looked at through the same box
+    shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
 
     backbone: str
@@ -85,6 +87,8 @@ class NetworkSettings:
     first_answer: Literal["classifier", "own_head", "own_head_evaluating"] = "classifier"
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
+    frames: int = 1
+    shift_div: int = 8
     backbone_options: dict[str, Any] = field(default_factory=dict)
     view: ViewSettings = field(default_factory=ViewSettings)
 
@@ -100,6 +104,15 @@ class NetworkSettings:
         if min(self.glance_px, *self.patch_px) < 8:
             raise BadSetting(
                 f"a glance of {self.glance_px} px and patches of {list(self.patch_px)} px: each must be at least 8 px."
+            )
+        if not 1 <= self.frames <= 256:
+            raise BadSetting(
+                f"a clip has from 1 to 256 frames, but got {self.frames}. 1 is for images, 8 is usual for clips."
+            )
+        if self.shift_div < 0 or self.shift_div == 1:
+            raise BadSetting(
+                f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
+                "Use at least 2, or 0 for no shift."
             )
         if self.classifier_units < 1:
             raise BadSetting(f"classifier_units must be at least 1, but got {self.classifier_units}.")

@@ -45,7 +45,7 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
 
 def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
     """Compare a finished run with what it must beat, on its test split, and write the page."""
-    data = open_data(settings.data, settings.network.view)
+    data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
     split = data.test or data.val
     if not isinstance(split, MemorySplit):
         raise BadData("a report with a gallery needs images held in memory. Train with --in-memory.")

@@ -20,6 +20,7 @@ def describe(preset: Preset) -> dict[str, Any]:
         "glance_px": settings.glance_px,
         "patch_px": settings.patch_px[0] if len(settings.patch_px) == 1 else list(settings.patch_px),
         "looks": settings.looks,
+        "frames": settings.frames,
         "parameters": count_parameters(settings),
         "encoder_macs": costs.encoder_macs,
         "encoder_with_head_macs": costs.encoder_with_head_macs,
@@ -29,6 +30,7 @@ def describe(preset: Preset) -> dict[str, Any]:
         "backbone_macs": costs.backbone_macs,
         "paper_encoder_macs": preset.paper_encoder_macs,
         "paper_encoder_counts": preset.paper_encoder_counts or None,
+        "published_backbone_macs": preset.published_backbone_macs,
     }
 
 
@@ -42,9 +44,11 @@ def list_models(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return
-    table = Table(title="Presets: multiply-adds in millions, 1000 classes (--json: every look and part)")
+    table = Table(
+        title="Presets: multiply-adds in millions, 1000 classes, of clips for all frames (--json: every look and part)"
+    )
     table.add_column("preset", no_wrap=True)
-    for name in ("looks", "params", "encoder", "paper", "1 look", "all", "backbone"):
+    for name in ("looks", "params", "encoder", "paper", "1 look", "all", "backbone", "published"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         paper = row["paper_encoder_macs"]
@@ -58,5 +62,6 @@ def list_models(*, as_json: bool) -> None:
             f"{row['macs_after_look'][0] / 1e6:.0f}",
             f"{row['macs_after_look'][-1] / 1e6:.0f}",
             f"{row['backbone_macs'] / 1e6:.0f}",
+            "" if row["published_backbone_macs"] is None else f"{row['published_backbone_macs'] / 1e6:.0f}",
         )
     output().print(table)

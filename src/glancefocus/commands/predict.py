@@ -1,39 +1,28 @@
-"""`gf predict`: answers for files, with looks, boxes and costs. Bad files are listed, good ones are still answered."""
+"""`gf predict`: answers for files, with looks, boxes and costs. Bad files are listed, good ones are still answered.
+
+What a network looks at, pictures or clips, is read by `seeing`; everything else is the same for both.
+"""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor
 
 from glancefocus.bundle import Bundle, load
 from glancefocus.commands.printing import notices, output
-from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
-from glancefocus.data.views import Placement
+from glancefocus.commands.seeing import Seen, find_files, see
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
-from glancefocus.evaluation.boxes import draw_looks, looks_taken
+from glancefocus.evaluation.boxes import draw_strip, looks_taken
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One file that could be read: its picture (only where it will be drawn on), and the image that is looked at."""
-
-    file: str
-    picture: Image.Image | None
-    image: Tensor
-    placement: Placement
 
 
 def predict_files(
@@ -65,7 +54,7 @@ def predict_files(
     if deadline_ms is not None and not deadline_ms > 0:
         raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {deadline_ms}.")
     answers: dict[int, dict[str, Any]] = {}
-    names = _names(files, answers)
+    names = _names(files, answers, bundle.settings.frames)
     if draw is not None:
         try:
             draw.mkdir(parents=True, exist_ok=True)
@@ -73,7 +62,7 @@ def predict_files(
             raise BadSetting(f"the folder {draw} cannot be made: {error.strerror}. Choose another one.") from None
     with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
         task = progress.add_task("looking", total=len(names))
-        for batch in _batches(bundle, names, max_pixels or MAX_PIXELS, batch_size, draw is not None, answers):
+        for batch in _batches(bundle, names, max_pixels, batch_size, draw is not None, answers):
             if batch:
                 _answer(bundle, rule, batch, topk, draw, answers, deadline_ms)
             progress.update(task, completed=len(answers))
@@ -85,6 +74,8 @@ def predict_files(
     failed = [a for a in ordered if "error" in a]
     for answer in failed:
         print(f"gf: {answer['error']}", file=sys.stderr)  # noqa: T201
+    for note in (note for answer in ordered for note in answer.get("notes", [])):
+        print(f"gf: note: {note}", file=sys.stderr)  # noqa: T201
     return 2 if failed else 0
 
 
@@ -97,12 +88,12 @@ def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
     return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
 
 
-def _names(files: Sequence[str], answers: dict[int, dict[str, Any]]) -> list[str]:
-    """Every file, folders searched through; a folder without pictures goes into the answers as an error."""
+def _names(files: Sequence[str], answers: dict[int, dict[str, Any]], frames: int) -> list[str]:
+    """Every file, folders searched through; a folder with nothing to look at goes into the answers as an error."""
     names: list[str] = []
     for file in files:
         try:
-            names += ["-"] if file == "-" else [str(path) for path in find_pictures([file])]
+            names += ["-"] if file == "-" else [str(path) for path in find_files(file, frames)]
         except BadImage as error:
             answers[len(names)] = {"file": file, "error": str(error)}
             names.append(file)
@@ -114,7 +105,7 @@ def _names(files: Sequence[str], answers: dict[int, dict[str, Any]]) -> list[str
 def _batches(
     bundle: Bundle,
     names: list[str],
-    max_pixels: int,
+    max_pixels: int | None,
     batch_size: int,
     drawing: bool,
     answers: dict[int, dict[str, Any]],
@@ -125,10 +116,7 @@ def _batches(
         if index in answers:
             continue
         try:
-            source = sys.stdin.buffer.read() if name == "-" else name
-            picture = read_picture(source, max_pixels=max_pixels)
-            image, placement = bundle.view(picture)
-            batch.append((index, Seen(name, picture if drawing else None, image, placement)))
+            batch.append((index, see(bundle, name, max_pixels, drawing)))
         except BadImage as error:
             message = str(error) if name == "-" or name in str(error) else f"{name}: {error}"
             answers[index] = {"file": name, "error": message}
@@ -165,14 +153,16 @@ def _answer(
             "cost_macs": int(cost_macs[row]),
             "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
         }
-        if draw is not None and seen.picture is not None:
+        if seen.notes:
+            answers[index]["notes"] = list(seen.notes)
+        if draw is not None and seen.pictures:
             stem = "stdin" if seen.file == "-" else Path(seen.file).stem[:50]  # names of files have at most 255 bytes
             _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{stem}.png")
 
 
 def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, int]]:
     """(left, top, right, bottom) of each patch in the picture's own pixels."""
-    height, width = seen.image.shape[1:]
+    height, width = seen.image.shape[-2:]
     boxes = []
     for look in range(int(outcome.looks[row]) - 1):
         px = int(outcome.patch_px[row, look])
@@ -182,11 +172,12 @@ def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, 
 
 
 def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, int, int]], file: Path) -> None:
-    assert seen.picture is not None
     truth = Path(seen.file).parent.name
     known = truth in (outcome.classes or ())
-    drawn = looks_taken(outcome, row, boxes, truth if known else None)
-    picture = draw_looks(seen.picture, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
+    scale = seen.drawn_scale
+    in_drawing = [(round(a * scale), round(b * scale), round(c * scale), round(d * scale)) for a, b, c, d in boxes]
+    drawn = looks_taken(outcome, row, in_drawing, truth if known else None)
+    picture = draw_strip(seen.pictures, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
     aside = file.with_name(f".{file.name}")
     try:
         picture.save(aside, format="PNG")

@@ -22,6 +22,7 @@ def train(
     glance_px: int | None = None,
     patch_px: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     looks: int | None = None,
+    frames: int | None = None,
     height_px: int | None = None,
     width_px: int | None = None,
     fit: Literal["crop", "stretch", "whole"] | None = None,
@@ -40,14 +41,15 @@ def train(
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     json: Json = False,
 ) -> None:
-    """Train on your images: initialise, then stages I to III. The same command again goes on where it was stopped.
+    """Train on your images or clips: initialise, then stages I to III. The same command again goes on where it was stopped.
 
     Example: gf train photos/ --backbone tf_efficientnet_lite0 --weights pretrained --set aim.epochs=8
 
     Parameters
     ----------
     data
-        A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; or the built-in world signs.
+        A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
+        they are published; or a built-in world, signs or (of clips) gestures.
     output
         The run's folder; runs/NAME when left out.
     preset
@@ -68,6 +70,8 @@ def train(
         Side of the patches; several sizes, smallest first, make a network that chooses among them: --patch-px 32 48 64.
     looks
         The glance and the focus looks together.
+    frames
+        Learn from clips, of which so many evenly spaced frames are looked at: video files, or folders of frames.
     height_px
         Height of the images that are looked at.
     width_px
@@ -75,7 +79,7 @@ def train(
     fit
         How pictures are brought to that size.
     flip
-        Mirror images at random; --no-flip where left and right matter.
+        Mirror images at random; --no-flip where left and right matter. Clips are not mirrored unless --flip says so.
     crop
         Train on random parts of at least this share of the area; 1 turns it off.
     in_memory
@@ -115,6 +119,7 @@ def train(
             "glance_px": glance_px,
             "patch_px": None if patch_px is None else tuple(patch_px),
             "looks": looks,
+            "frames": frames,
             **({"view": view} if view else {}),
         },
         data={

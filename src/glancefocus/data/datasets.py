@@ -1,4 +1,4 @@
-"""Where data comes from: folders of classes, a CSV of path and label, or a built-in world by its name."""
+"""Where data comes from: folders of classes, a CSV of path and label, a published set of clips, or a built-in world by its name."""
 
 import csv
 import os
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
-from glancefocus.data.pictures import SUFFIXES, read_picture
-from glancefocus.data.signs import CLASSES, SignsSettings, make_signs
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, Split
+from glancefocus.data.clips import clips_inside
+from glancefocus.data.media import Medium, Pictures, medium_of
+from glancefocus.data.splits import AugmentSettings, Row, Split
+from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, BadImage, UnknownName
 from glancefocus.settings import ViewSettings
 
-WORLDS = ("signs",)
 Progress = Callable[[str, int, int], None]
+_PICTURES = Pictures()
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class DataSettings:
     max_bad_files  so many unreadable files are listed and skipped; one more stops
     in_memory      view the images once and hold them (no random crops then)
     scenes         (train, val, test) of a built-in world
+    signs, gestures  how their scenes are drawn
     """
 
     source: str
@@ -40,66 +42,76 @@ class DataSettings:
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     scenes: tuple[int, ...] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
+    gestures: GesturesSettings = field(default_factory=GesturesSettings)
     world_seed: int = 0
 
 
 @dataclass
 class Data:
-    """A data set, ready: `test` is there only where the data has one."""
+    """A data set, ready: `test` is there only where the data has one.
+
+    bad_files  what is wrong with files that are left out
+    odd_files  what is odd about files that are used, such as clips with fewer frames than are looked at
+    """
 
     train: Split
     val: Split
     classes: tuple[str, ...]
     test: Split | None = None
     bad_files: list[str] = field(default_factory=list)
+    odd_files: list[str] = field(default_factory=list)
 
 
-def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | None = None) -> Data:
-    """The data set that the settings name, seen through this view."""
+def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | None = None, *, frames: int = 1) -> Data:
+    """The data set that the settings name, seen through this view.
+
+    frames  1 for images; more for clips of so many frames
+    """
     if settings.source in WORLDS:
-        return _open_signs(settings, view, progress)
-    path = Path(settings.source)
-    if not path.exists():
-        raise UnknownName("data set", settings.source, WORLDS, "Name a folder, a CSV file or a built-in world.")
-    if path.is_file():
-        rows, classes = read_csv(path, settings.val_share, settings.world_seed)
-    else:
-        rows, classes = read_folder(path, settings.val_share, settings.world_seed)
+        world = World(settings.source, settings.scenes, settings.world_seed, settings.signs, settings.gestures)
+        splits = dict(open_world(world, view, frames, progress))
+        return Data(splits["train"], splits["val"], world_classes(settings.source), splits["test"])
+    path, medium = Path(settings.source), medium_of(frames)
+    rows, classes = _read_rows(path, settings.val_share, settings.world_seed, medium)
     bad: list[str] = []
+    odd: list[str] = []
     if settings.check_files:
-        rows, bad = without_bad_files(rows, settings.max_bad_files, progress)
-    splits: dict[str, Split] = {}
+        rows, bad = without_bad_files(rows, settings.max_bad_files, progress, medium, odd)
+    splits = {}
     for name in ("train", "val", "test"):
         chosen = [(file, label) for split, file, label in rows if split == name]
         if chosen:
             labels = torch.tensor([label for _, label in chosen])
-            split = FileSplit([file for file, _ in chosen], labels, view, settings.augment)
+            split = medium.split([file for file, _ in chosen], labels, view, settings.augment)
             told = None if progress is None else _named(progress, f"viewing {name}")
             splits[name] = split.in_memory(told) if settings.in_memory else split
     for name in ("train", "val"):
         if name not in splits:
-            raise BadData(f"{path} has no readable images for {name}.")
+            raise BadData(f"{path} has no readable {medium.noun} for {name}.")
     if len(set(splits["train"].labels.tolist())) < 2:
-        raise BadData(f"{path} has readable training images of one class only; there must be at least two.")
-    return Data(splits["train"], splits["val"], classes, splits.get("test"), bad)
+        raise BadData(f"{path} has readable training {medium.noun} of one class only; there must be at least two.")
+    return Data(splits["train"], splits["val"], classes, splits.get("test"), bad, odd)
 
 
-def classes_of(source: str) -> tuple[str, ...]:
-    """The classes of a data set, without reading any image."""
-    if source in WORLDS:
-        return CLASSES
-    path = Path(source)
+def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
+    """The classes of a data set, without reading any image or clip."""
+    return world_classes(source) if source in WORLDS else _read_rows(Path(source), 0.5, 0, medium_of(frames))[1]
+
+
+def _read_rows(path: Path, val_share: float, seed: int, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
+    """A published set of clips, class folders, or a CSV."""
     if not path.exists():
-        raise UnknownName("data set", source, WORLDS, "Name a folder, a CSV file or a built-in world.")
-    return (read_csv if path.is_file() else read_folder)(path, 0.5, 0)[1]
+        raise UnknownName("data set", str(path), WORLDS, "Name a folder, a CSV file or a built-in world.")
+    if path.is_file():
+        return read_csv(path, val_share, seed)
+    return medium.published(path) or read_folder(path, val_share, seed, medium)
 
 
-Row = tuple[str, Path, int]  # split, file, label
-
-
-def read_folder(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[str, ...]]:
+def read_folder(
+    path: Path, val_share: float, seed: int, medium: Medium = _PICTURES
+) -> tuple[list[Row], tuple[str, ...]]:
     """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file with a seeded share held out."""
-    rows, classes = read_labelled_folder(path)
+    rows, classes = read_labelled_folder(path, medium)
     if (path / "train").is_dir():
         classes = _class_folders(path / "train")
         if not (path / "val").is_dir():
@@ -111,12 +123,12 @@ def read_folder(path: Path, val_share: float, seed: int) -> tuple[list[Row], tup
     return rows, classes
 
 
-def read_labelled_folder(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+def read_labelled_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
     """train/CLASS/file, val/CLASS/file and test/CLASS/file as far as they are there; or CLASS/file, the split `all`."""
     names = [name for name in ("train", "val", "test") if (path / name).is_dir()]
     if not names:
         classes = _class_folders(path)
-        return [("all", file, label) for file, label in _files_of(path, classes)], classes
+        return [("all", file, label) for file, label in _files_of(path, classes, medium)], classes
     classes = _class_folders(path / names[0])
     rows: list[Row] = []
     for name in names:
@@ -126,7 +138,7 @@ def read_labelled_folder(path: Path) -> tuple[list[Row], tuple[str, ...]]:
                 f"{path / name} has the class {foreign[0]!r}, which {path / 'train'} has not. Every class must be in train."
             )
         classes += tuple(foreign)
-        rows += [(name, file, label) for file, label in _files_of(path / name, classes)]
+        rows += [(name, file, label) for file, label in _files_of(path / name, classes, medium)]
     return rows, classes
 
 
@@ -152,7 +164,7 @@ def read_labelled_csv(path: Path) -> tuple[list[Row], tuple[str, ...]]:
             lines = [line for line in csv.reader(stream) if line and any(cell.strip() for cell in line)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"{path} is not a CSV of path,label: {error}.") from None
-    if lines and lines[0][0].strip().lower() in ("path", "file", "filename", "image"):
+    if lines and lines[0][0].strip().lower() in ("path", "file", "filename", "image", "clip", "video"):
         lines = lines[1:]
     for number, line in enumerate(lines, start=1):
         if len(line) not in (2, 3):
@@ -172,15 +184,24 @@ def read_labelled_csv(path: Path) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def without_bad_files(
-    rows: list[Row], max_bad_files: int, progress: Progress | None = None
+    rows: list[Row],
+    max_bad_files: int,
+    progress: Progress | None = None,
+    medium: Medium = _PICTURES,
+    odd: list[str] | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """The rows whose files can be read, and what is wrong with the others; too many of these stop."""
+    """The rows whose files can be read, and what is wrong with the others; too many of these stop.
+
+    odd  is added to where a file is used although something is odd about it
+    """
 
     def problem(row: Row) -> str | None:
         try:
-            read_picture(row[1])
+            notes = medium.check(row[1])
         except BadImage as error:
             return str(error)
+        if odd is not None:
+            odd.extend(notes)
         return None
 
     good, bad = [], []
@@ -203,17 +224,6 @@ def without_bad_files(
     return good, bad
 
 
-def _open_signs(settings: DataSettings, view: ViewSettings, progress: Progress | None) -> Data:
-    if len(settings.scenes) != 3 or min(settings.scenes) < 5:
-        raise BadData(f"scenes are three counts (train, val, test) of at least 5, but got {list(settings.scenes)}.")
-    splits = {}
-    for name, count in zip(("train", "val", "test"), settings.scenes, strict=True):
-        told = None if progress is None else _named(progress, f"drawing {name} scenes")
-        signs = make_signs(name, count, settings.signs, settings.world_seed, progress=told)
-        splits[name] = MemorySplit(signs.images, signs.labels, view, flip=False, boxes=signs.boxes)
-    return Data(splits["train"], splits["val"], CLASSES, splits["test"])
-
-
 def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(what, done, total)
 
@@ -225,16 +235,17 @@ def _class_folders(path: Path) -> tuple[str, ...]:
     return classes
 
 
-def _files_of(path: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    files = [
-        (file, label)
-        for label, name in enumerate(classes)
-        for file in sorted((path / name).rglob("*"))
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
-    ]
+def _files_of(path: Path, classes: tuple[str, ...], medium: Medium) -> list[tuple[Path, int]]:
+    folders = [(path / name, label) for label, name in enumerate(classes)]
+    files = [(file, label) for folder, label in folders if folder.is_dir() for file in medium.find(folder)]
     if not files:
-        raise BadData(f"the class folders of {path} hold no images.")
+        hint = " They hold clips: name a number of --frames." if _hold_clips(path, classes, medium) else ""
+        raise BadData(f"the class folders of {path} hold no {medium.noun}.{hint}")
     return files
+
+
+def _hold_clips(path: Path, classes: tuple[str, ...], medium: Medium) -> bool:
+    return medium.noun == "images" and any(clips_inside(path / name) for name in classes if (path / name).is_dir())
 
 
 def _hold_out(rows: list[Row], val_share: float, seed: int) -> list[Row]:

@@ -1,7 +1,7 @@
 """Splits: what training and evaluation draw batches from. Held in memory, or read from files by worker processes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
 
 Batch = tuple[Tensor, Tensor]
+Row = tuple[str, Path, int]
+"""One file of a data set: its split, itself, its label."""
 
 
 class Split(Protocol):
@@ -33,9 +35,9 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        """(images (B, 3, H, W) normalised, labels (B,)) for each list of indexes; a seed augments, None does not.
+        """(images (B, 3, H, W) or clips (B, F, 3, H, W) normalised, labels (B,)) for each list of indexes; a seed augments.
 
-        An image augmented with the same seed is the same, whoever reads it in whichever process.
+        Without a seed nothing is changed. An image augmented with the same seed is the same, whoever reads it in whichever process.
         """
         ...
 
@@ -44,7 +46,8 @@ class Split(Protocol):
 class AugmentSettings:
     """What training may change in an image without changing its label; for digits and road signs, nothing.
 
-    crop  a random part of at least this share of the area, resized to the view's size; 1 turns it off
+    crop  a random part of at least this share of the area, resized to the view's size; 1 turns it off. Clips are cropped as TSM
+          does, to parts of 1, 7/8, 3/4 or 0.66 of the side, the same for all frames, whatever the share
     flip  left and right
     """
 
@@ -54,7 +57,7 @@ class AugmentSettings:
 
 @dataclass
 class MemorySplit:
-    """Images of one size, held (or mapped) as uint8 (N, 3, H, W)."""
+    """Images of one size, held (or mapped) as uint8 (N, 3, H, W); or clips, (N, F, 3, H, W)."""
 
     images: Tensor
     labels: Tensor
@@ -67,7 +70,7 @@ class MemorySplit:
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
         for images, labels in self.pixel_batches(order, seed):
-            yield normalise(images, self.view).contiguous(memory_format=torch.channels_last), labels
+            yield _channels_last(normalise(images, self.view)), labels
 
     def pixel_batches(self, order: Sequence[Sequence[int]], seed: int | None = None) -> Iterator[Batch]:
         """The same before normalising, uint8: of large images most pixels are never looked at closely."""
@@ -99,7 +102,7 @@ class FileSplit:
         if workers not in self._loaders:
             # Workers are started once and stay: starting them takes longer than a short epoch.
             self._loaders[workers] = DataLoader(
-                _Pictures(self.files, self.labels, self.view, self.augment),
+                self._reader(),
                 batch_sampler=_Orders(),
                 num_workers=workers,
                 collate_fn=_collate,
@@ -126,12 +129,18 @@ class FileSplit:
                 progress(index + 1, len(self))
         return MemorySplit(images, self.labels, self.view, self.augment.flip, self.boxes)
 
+    def _reader(self) -> "Dataset[Batch | str]":
+        """Reads one image, in a worker."""
+        return _Pictures(self.files, self.labels, self.view, self.augment)
+
     def _viewed(self, index: int) -> Tensor:
-        plain = ViewSettings(
-            **{**vars(self.view), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        )  # pixels stay as they are
-        image, _ = view_picture(read_picture(self.files[index]), plain)
+        image, _ = view_picture(read_picture(self.files[index]), as_pixels(self.view))
         return (image * 255).round().to(torch.uint8)
+
+
+def as_pixels(view: ViewSettings) -> ViewSettings:
+    """The same view with colours as they are."""
+    return replace(view, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def scene_batches(
@@ -204,13 +213,18 @@ def _collate(rows: list[Batch | str]) -> Batch | str:
         batch.append(row)
         if row[0].shape != batch[0][0].shape:
             return _uneven(row[0], batch[0][0])
-    images = torch.stack([image for image, _ in batch]).contiguous(memory_format=torch.channels_last)
-    return images, torch.stack([label for _, label in batch])
+    images = torch.stack([image for image, _ in batch])
+    return _channels_last(images), torch.stack([label for _, label in batch])
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Images laid out as convolutions like them; clips become images only where they are looked at."""
+    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
 
 
 def _uneven(one: Tensor, other: Tensor) -> str:
     return (
-        f"training needs images of one size, but got {tuple(one.shape[1:])} and {tuple(other.shape[1:])} px. "
+        f"training needs images of one size, but got {tuple(one.shape[-2:])} and {tuple(other.shape[-2:])} px. "
         "Let them be cropped or stretched to one size: --fit crop or --fit stretch."
     )
 

@@ -1,16 +1,22 @@
 """How a picture becomes the image that a network looks at, and how boxes find their way back onto the picture."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.pictures import as_tensor
+from glancefocus.data.pictures import as_rgb, as_tensor, read_picture
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings
+
+Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
+"""A file, the bytes of one, or pixels."""
 
 MIN_SIDE_PX = 8
 _RIBBON_ASPECT = 16  # a picture this many times as long as the view, or longer, is a ribbon
@@ -79,6 +85,17 @@ def view_tensor(image: Tensor, view: ViewSettings) -> tuple[Tensor, Placement]:
     cropped = resized[:, top : top + crop_h, left : left + crop_w]
     scale_y, scale_x = new_h / height, new_w / width
     return normalise(cropped, view), Placement(scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x)
+
+
+def view_any(picture: Picture, view: ViewSettings) -> tuple[Tensor, Placement]:
+    """The same for a picture in any form that people have."""
+    if isinstance(picture, np.ndarray):
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
+        picture = Image.fromarray(picture)
+    if isinstance(picture, Tensor):
+        return view_tensor(picture, view)
+    return view_picture(as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture), view)
 
 
 def _refuse_specks(height: int, width: int) -> None:

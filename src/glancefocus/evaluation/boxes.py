@@ -80,17 +80,35 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
     A small picture is enlarged, see enlargement. A box that leaves the picture is cut at the border. A picture too
     narrow for a tag has only boxes and the caption.
     """
-    factor = enlargement(picture.size)
-    width, height = picture.width * factor, picture.height * factor
-    shorter = min(width, height)
-    font_px, line_px = max(_SMALLEST_FONT_PX, shorter // 24), max(3, shorter // 120)
+    return draw_strip([picture], looks, title=title)
+
+
+def draw_strip(pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "") -> Image.Image:
+    """The same for frames of one clip side by side, each with all boxes and tags, over one caption (paper, Figure of videos)."""
+    factor = enlargement(pictures[0].size)
+    size = (pictures[0].width * factor, pictures[0].height * factor)
+    font_px = max(_SMALLEST_FONT_PX, min(size) // 24)
     font = ImageFont.load_default(size=font_px)
-    canvas_width = max(width, _SHORTEST_PX)  # of a narrow picture the caption is still readable
+    step = size[0] + max(4, font_px // 2)
+    # Of a narrow picture the caption is still readable.
+    canvas_width = max(step * (len(pictures) - 1) + size[0], _SHORTEST_PX)
     lines = _caption_lines(looks, title, font, canvas_width - font_px)
     line_height = round(1.4 * font_px)
+    height = size[1] + len(lines) * line_height + (font_px if lines else 0)
+    canvas = Image.new("RGB", (canvas_width, height), _PAPER)
+    for column, picture in enumerate(pictures):
+        canvas.paste(_marked(picture, looks, factor, font), (column * step, 0))
+    draw = ImageDraw.Draw(canvas)
+    for row, line in enumerate(lines):
+        _draw_line(draw, line, (font_px // 2, size[1] + font_px // 2 + row * line_height), line_height, font)
+    return canvas
 
-    canvas = Image.new("RGB", (canvas_width, height + len(lines) * line_height + (font_px if lines else 0)), _PAPER)
-    canvas.paste(picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST))
+
+def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font) -> Image.Image:
+    """The picture so many times as large, with a box and a tag for each look."""
+    width, height = picture.width * factor, picture.height * factor
+    line_px = max(3, min(width, height) // 120)
+    canvas = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(canvas)
     boxes = [_drawn_box(look.box, factor, (width, height)) for look in looks]
     for look, box in zip(looks, boxes, strict=True):
@@ -98,8 +116,6 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
     taken: list[_Box] = []  # tags come after all boxes, so that no line runs through a number
     for look, box in zip(looks, boxes, strict=True):
         _draw_tag(draw, look, box, (width, height), font, taken)
-    for row, line in enumerate(lines):
-        _draw_line(draw, line, (font_px // 2, height + font_px // 2 + row * line_height), line_height, font)
     return canvas
 
 

@@ -46,10 +46,13 @@ class Records:
     @functools.cached_property
     def splits(self) -> dict[str, Split]:
         """{name: split} of the data, with labels counted as the bundle counts its classes."""
-        view, stored = self.bundle.settings.view, self.bundle.notes.get("data_settings")
-        settings = world_settings(self.source, None if stored is None else from_plain(DataSettings, stored), view)
+        network, stored = self.bundle.settings, self.bundle.notes.get("data_settings")
+        drawn = None if stored is None else from_plain(DataSettings, stored)
+        settings = world_settings(self.source, drawn, network.view, network.frames)
         settings = replace(settings, max_bad_files=self.max_bad_files)
-        return open_labelled(settings, view, self.bundle.classes, self.progress, self.bad_files)
+        return open_labelled(
+            settings, network.view, self.bundle.classes, self.progress, self.bad_files, frames=network.frames
+        )
 
     @functools.cached_property
     def made_before(self) -> LookRecord | None:

@@ -79,7 +79,7 @@ def evaluate_every_look(
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
         for images, truth in scene_batches(split, net.settings.view, order, None, workers):
-            image_hw = (int(images.shape[2]), int(images.shape[3]))
+            image_hw = (int(images.shape[-2]), int(images.shape[-1]))
             outcome = look_until_sure(net, as_batch(images.to(device), net.settings.view), every_look(looks), policy)
             # The logits of a large split would not fit; nothing here needs them.
             parts.append(replace(outcome, logits=outcome.logits[:, :0]))

@@ -12,7 +12,6 @@ from glancefocus.bundle import Bundle
 from glancefocus.errors import BadSetting
 from glancefocus.latency import Latency, device_name
 from glancefocus.look import Look
-from glancefocus.scene import ImageBatch
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
@@ -24,12 +23,14 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
         raise BadSetting(f"batch_size and repeats must be at least 1, but got {batch_size} and {repeats}.")
     settings, net = bundle.settings, bundle.net
     view = settings.view
-    images = torch.zeros(batch_size, 3, view.height_px, view.width_px, device=bundle.device)
-    images = images.contiguous(memory_format=torch.channels_last)
+    shape = (batch_size, settings.frames, 3, view.height_px, view.width_px)
+    images = torch.zeros(shape, device=bundle.device)
+    if settings.frames == 1:
+        images = images[:, 0].contiguous(memory_format=torch.channels_last)
     times: dict[tuple[int, int], list[float]] = {}
     with torch.inference_mode():
         for turn in range(warm_up + repeats):
-            look, spent = _timed(lambda: net.glance(ImageBatch(images)), images)
+            look, spent = _timed(lambda: net.glance(images), images)
             _note(times, (1, 0), spent, turn >= warm_up)
             while look.number < settings.looks:
                 looks = []

@@ -15,7 +15,7 @@ from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadRun
-from glancefocus.evaluation.boxes import draw_looks, looks_taken
+from glancefocus.evaluation.boxes import draw_strip, looks_taken
 from glancefocus.evaluation.comparison import Comparison
 from glancefocus.evaluation.figures import (
     aims_figure,
@@ -27,6 +27,9 @@ from glancefocus.evaluation.figures import (
 )
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
+
+FRAMES_SHOWN = 4
+"""Of a clip."""
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
@@ -132,7 +135,7 @@ def replace_file(file: Path, content: bytes) -> None:
 
 def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4) -> list[tuple[str, list[str]]]:
     """Examples that were answered at the glance, and after 2, 3, ... looks; right ones first, and some that went wrong."""
-    count = min(len(split), 400)
+    count = min(len(split), 400 // bundle.settings.frames)  # all of them are in memory at once
     images = next(iter(split.batches([list(range(count))])))[0]
     outcome = bundle.predict_images(list(images), rule, batch_size=64)
     right = outcome.answer.cpu() == split.labels[:count]
@@ -146,11 +149,14 @@ def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4
 
 
 def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> str:
-    picture = split.images[row]
+    pixels = split.images[row]
+    frames = pixels if pixels.dim() == 4 else pixels[None]  # of a clip some, of a picture itself
+    shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
     truth = bundle.classes[int(split.labels[row])]
-    boxes = [_box(outcome, row, focus, picture) for focus in range(int(outcome.looks[row]) - 1)]
+    boxes = [_box(outcome, row, focus, pixels) for focus in range(int(outcome.looks[row]) - 1)]
     drawn = looks_taken(outcome, row, boxes, truth)
-    image = draw_looks(Image.fromarray(picture.permute(1, 2, 0).numpy()), drawn, title=f"is {truth}")
+    pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
+    image = draw_strip(pictures, drawn, title=f"is {truth}")
     stream = io.BytesIO()
     image.save(stream, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
@@ -159,7 +165,7 @@ def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> st
 def _box(outcome: Outcome, row: int, focus: int, picture: Tensor) -> tuple[int, int, int, int]:
     px = int(outcome.patch_px[row, focus])
     where = outcome.where[row, focus][None].cpu()
-    top, left = top_left(where, picture.shape[1], picture.shape[2], px)[0].tolist()
+    top, left = top_left(where, picture.shape[-2], picture.shape[-1], px)[0].tolist()
     return left, top, left + px, top + px
 
 

@@ -7,6 +7,7 @@ import torch
 
 from glancefocus.errors import BadSetting
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
+from glancefocus.network.clip_encoder import ClipEncoder
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
@@ -57,7 +58,8 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
     """The network that the settings describe, in evaluation mode, with fresh weights."""
 
     def encoder() -> Encoder:
-        return Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options, pretrained))
+        backbone = build_backbone(settings.backbone, settings.classes, settings.backbone_options, pretrained)
+        return Encoder(backbone) if settings.frames == 1 else ClipEncoder(backbone, settings.frames, settings.shift_div)
 
     glance_encoder = encoder()
     focus_encoder = glance_encoder if settings.shared_encoder else encoder()
@@ -69,7 +71,7 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
     else:
         classifier = RecurrentClassifier(features, settings.classes, settings.classifier_units)
     map_sides, map_channels = _map_sides(glance_encoder, settings)
-    policy = LearntPolicy(settings.policy, map_channels, map_sides, settings.patch_px)
+    policy = LearntPolicy(settings.policy, map_channels, map_sides, settings.patch_px, settings.frames)
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy).eval()
 
 
@@ -81,7 +83,7 @@ def _map_sides(encoder: Encoder, settings: NetworkSettings) -> tuple[dict[int, i
     encoder.eval()
     sides, channels = {}, 0
     for px in sorted({settings.glance_px, *settings.patch_px}):
-        image = torch.empty(1, 3, px, px, device="meta")
+        image = torch.empty(settings.frames, 3, px, px, device="meta")
         try:
             with torch.no_grad():
                 map_ = torch.func.functional_call(encoder, on_meta, (image,)).map

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look, rows_by_size
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoder, Encoding
 from glancefocus.network.policy import LearntPolicy
-from glancefocus.scene import Scene, as_scene
+from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import NetworkSettings
 
 
@@ -35,10 +36,16 @@ class GlanceFocus(nn.Module):
     def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
         """The first look: the whole of each image at low resolution.
 
-        scene  a scene, or a normalised batch (B, 3, H, W), or a list of images of any sizes
+        scene  a scene, or a normalised batch (B, 3, H, W), or a list of images of any sizes; for a network of clips
+               (B, frames, 3, H, W)
         """
         scene = as_scene(scene)
         settings = self.settings
+        if frames_of(scene) != settings.frames:
+            raise BadSetting(
+                f"this network looks at {_what(settings.frames)}, but got {_what(frames_of(scene))}. "
+                "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
+            )
         encoding = self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize))
         memory, logits = self.answer_glance(encoding.vector)
         return Look(
@@ -96,3 +103,7 @@ class GlanceFocus(nn.Module):
         if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
             return memory, self.glance_encoder.own_head(vector)
         return memory, self.classifier.answer(memory, 1)
+
+
+def _what(frames: int) -> str:
+    return "images" if frames == 1 else f"clips of {frames} frames"

@@ -24,7 +24,7 @@ def count_macs(compute: Callable[[], Any]) -> int:
 
 
 def count_costs(settings: NetworkSettings) -> Costs:
-    """The multiply-adds of each part of the network that the settings describe, for one image."""
+    """The multiply-adds of each part of the network that the settings describe, for one image, or for all frames of one clip."""
     return count_network(_on_meta(settings))
 
 
@@ -51,11 +51,12 @@ def count_network(net: GlanceFocus) -> Costs:
     settings = net.settings
     with torch.device("meta"), torch.no_grad():
         encoder, classifier = net.glance_encoder, net.classifier
-        image = torch.empty(1, 3, settings.view.height_px, settings.view.width_px)
-        look = net.glance(image)
+        frames, view = settings.frames, settings.view
+        whole = torch.empty(frames, 3, view.height_px, view.width_px)
+        look = net.glance(whole if frames == 1 else whole[None])
         vector = look.vector
         encoder_macs = {
-            px: count_macs(lambda px=px: encoder(torch.empty(1, 3, px, px)))  # type: ignore[misc]
+            px: count_macs(lambda px=px: encoder(torch.empty(frames, 3, px, px)))  # type: ignore[misc]
             for px in {settings.glance_px, *settings.patch_px}
         }
         answers = [count_macs(lambda: net.answer_glance(vector))]
@@ -66,7 +67,7 @@ def count_network(net: GlanceFocus) -> Costs:
         policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
         focus_policy_macs = {px: count_macs(lambda px=px: _aim_after(net, look, px)) for px in settings.patch_px}  # type: ignore[misc]
         own_head_macs = count_macs(lambda: encoder.own_head(vector))
-        whole_image_macs = count_macs(lambda: encoder(image))
+        whole_image_macs = count_macs(lambda: encoder(whole))
     return Costs(
         encoder_macs=encoder_macs[settings.glance_px],
         encoder_with_head_macs=encoder_macs[settings.glance_px] + own_head_macs,

@@ -12,17 +12,25 @@ class LearntPolicy(nn.Module):
     """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
 
     Its memory travels in the Look. With several patch sizes (paper, section 4.2) maps are upsampled to the largest after the
-    convolution, and the sizes of the last and of the next patch are given to the GRU one-hot.
+    convolution, and the sizes of the last and of the next patch are given to the GRU one-hot. Of a clip each frame's map is reduced
+    by the same convolution, then all frames are seen together.
 
     map_sides  {px: side of the map} for the glance and for every patch size
     patch_px   the sizes of patches; the glance's size may be one of them
+    frames     whose maps lie one after the other in the map's channels
     """
 
     def __init__(
-        self, settings: PolicySettings, map_channels: int, map_sides: dict[int, int], patch_px: tuple[int, ...]
+        self,
+        settings: PolicySettings,
+        map_channels: int,
+        map_sides: dict[int, int],
+        patch_px: tuple[int, ...],
+        frames: int = 1,
     ) -> None:
         super().__init__()
         self.patch_px = patch_px
+        self.frames = frames
         self.map_sides = map_sides
         self.side = max(map_sides.values())
         self.multi_scale = len(patch_px) > 1
@@ -31,10 +39,10 @@ class LearntPolicy(nn.Module):
         if settings.head == "conv":
             kernel = settings.conv_kernel
             self.conv: nn.Module = nn.Conv2d(
-                map_channels, settings.conv_channels, kernel, padding=kernel // 2, bias=False
+                map_channels // frames, settings.conv_channels, kernel, padding=kernel // 2, bias=False
             )
             self.linears = nn.Sequential(
-                nn.Linear(settings.conv_channels * self.side**2, settings.units),
+                nn.Linear(frames * settings.conv_channels * self.side**2, settings.units),
                 nn.ReLU(),
             )
         else:
@@ -69,12 +77,13 @@ class LearntPolicy(nn.Module):
                 for (size, rows), side in zip(groups, sides, strict=True)
             ]
             return torch.cat(seen)[torch.cat([rows for _, rows in groups]).argsort()]
-        reduced = self.conv(map_)
+        rows, channels = map_.shape[0], map_.shape[1] // self.frames
+        reduced = self.conv(map_.reshape(rows * self.frames, channels, *map_.shape[2:]))
         if reduced.shape[-1] != self.side or reduced.shape[-2] != self.side:
             reduced = F.interpolate(reduced, size=(self.side, self.side), mode="bilinear", align_corners=False)
         if isinstance(self.conv, nn.Conv2d):
             reduced = reduced.relu()
-        perceived: Tensor = self.linears(reduced.flatten(1))
+        perceived: Tensor = self.linears(reduced.reshape(rows, -1))
         return perceived
 
     def remember(

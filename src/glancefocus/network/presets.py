@@ -57,12 +57,16 @@ def family_of(backbone: str) -> tuple[str, Family]:
 
 @dataclass(frozen=True)
 class Preset:
-    """A network with a name, and what the paper says it costs (None where the paper gives no figure)."""
+    """A network with a name, and what the paper says it costs (None where the paper gives no figure).
+
+    published_backbone_macs  of the plain backbone on the whole image or clip, by its own authors
+    """
 
     name: str
     settings: NetworkSettings
     paper_encoder_macs: float | None = None
     paper_encoder_counts: str = ""
+    published_backbone_macs: float | None = None
 
 
 def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
@@ -124,6 +128,38 @@ PRESETS["gf-mini-48"] = Preset("gf-mini-48", _MINI)
 PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, patch_px=(32, 48, 64)))
 
 
+# Clips (A.4): ResNet-50 with the temporal shift, the cascaded classifier, 3 looks. The paper does not say by what its policy sees a
+# clip; with two linear layers on eight maps it would have 300 million weights, so it is the convolution here.
+_CLIPS: dict[str, Any] = {"classifier": "cascaded", "first_answer": "own_head", "policy": CONV_POLICY, "looks": 3}
+_TSM_MACS = {8: 33e9, 16: 65e9}  # TSM's paper, 224 px; others count 32.7e9 and 65.4e9
+
+
+def _clip_preset(name: str, px: int, frames: int) -> Preset:
+    settings = NetworkSettings("resnet50", glance_px=px, patch_px=(px,), frames=frames, **_CLIPS)
+    return Preset(name, settings, published_backbone_macs=_TSM_MACS.get(frames))
+
+
+PRESETS |= {
+    preset.name: preset
+    for preset in (
+        *(_clip_preset(f"gf-tsm-resnet50-96-{frames}f", 96, frames) for frames in (8, 12, 16)),
+        *(_clip_preset(f"gf-tsm-resnet50-{px}-jester", px, 8) for px in (80, 96, 128)),
+    )
+}
+PRESETS["gf-tsm-mini-40"] = Preset(
+    "gf-tsm-mini-40",
+    replace(
+        _MINI,
+        glance_px=40,
+        patch_px=(40,),
+        frames=8,
+        classifier="cascaded",
+        first_answer="own_head",
+        view=ViewSettings(fit="whole", height_px=128, width_px=128),
+    ),
+)
+
+
 def network_settings(
     preset: str | None = None, *, backbone: str | None = None, classes: int | None = None, **changes: Any
 ) -> NetworkSettings:
@@ -146,7 +182,10 @@ def network_settings(
         assert backbone is not None
         from glancefocus.network.encoder import expected_colours  # here, so that presets can be listed without timm
 
-        plain = to_plain(NetworkSettings(backbone=backbone, **family_of(backbone)[1].settings()))
+        family = family_of(backbone)[1].settings()
+        if changes.get("frames", 1) > 1:
+            family |= _CLIPS
+        plain = to_plain(NetworkSettings(backbone=backbone, **family))
         plain["view"] |= expected_colours(backbone)
     if classes is not None:
         plain["classes"] = classes

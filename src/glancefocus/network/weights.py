@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
+from glancefocus.network.tsm_weights import without_tsm_names
 
 
 def open_safely(path: str | Path) -> Any:
@@ -81,13 +82,14 @@ def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str, so
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
     """Weights of a backbone out of a file; its last layer is left as it is where the number of classes differs.
 
-    Names must be timm's; a file that holds the same tensors in the same order under other names is taken too.
+    Names must be timm's or, of a ResNet, those of TSM's released checkpoints; a file that holds the same tensors in the same order
+    under other names is taken too.
     """
     content = open_safely(path)
     for nested in ("state_dict", "model", "model_state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(nested), Mapping):
             content = content[nested]
-    tensors = tensors_in(content)
+    tensors = without_tsm_names(tensors_in(content))
     wanted = backbone.state_dict()
     if not tensors:
         raise BadCheckpoint(f"{path} holds no tensors. Give a state dict of the backbone.")

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from glancefocus.data.datasets import WORLDS, classes_of
+from glancefocus.data.datasets import classes_of
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.settings import STAGE_WORDS, TrainSettings, family_defaults
+from glancefocus.training.settings import STAGE_WORDS, TrainSettings, clip_defaults, family_defaults
 
 # A small network learns the built-in world from nothing in minutes; the paper's numbers are for ImageNet and pretrained networks.
 SIGNS_RECIPE: dict[str, Any] = {
@@ -25,6 +26,22 @@ SIGNS_RECIPE: dict[str, Any] = {
 
 # With one patch size aims must be exact: exploration narrows along the stage.
 ONE_SIZE_RECIPE: dict[str, Any] = {"rounds": 3, "aim": {"deviation_end": 0.05}}
+
+
+# The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are.
+GESTURES_RECIPE: dict[str, Any] = {
+    "stages": ["backbone", "glance", "recognise", "aim", "finetune"],
+    "rounds": 2,
+    "batch_size": 16,
+    "backbone": {"epochs": 10, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15},
+    "glance": {"epochs": 3, "lr": 0.01, "weight_decay": 5e-4, "warmup": 0.2},
+    "recognise": {"epochs": 4, "classifier_lr": 0.1, "freeze_encoders": True},
+    "aim": {"epochs": 8},
+    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
+    "data": {"scenes": [1200, 300, 600]},
+}
+
+WORLD_PRESETS = {"signs": "gf-mini-48", "gestures": "gf-tsm-mini-40"}
 
 
 # Encoders that know something already are adapted, not taught from nothing. The paper's own were pretrained on the same classes.
@@ -54,27 +71,34 @@ def train_settings(
     data = {name: value for name, value in (data or {}).items() if value is not None}
     network = {name: value for name, value in (network or {}).items() if value is not None}
     world = source in WORLDS
-    classes = classes_of(source)
     if preset is None and backbone is None:
         if not world:
             raise BadSetting("name a --preset (see `gf models`) or a --backbone (any timm name) to train.")
-        preset = "gf-mini-48"
+        preset = WORLD_PRESETS[source]
+    frames = network_settings(preset, backbone=backbone, **network).frames
+    classes = classes_of(source, frames)
     if world:
         network["view"] = {"fit": "whole", **network.get("view", {})}
         data.setdefault("workers", 0)
     plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
     if world:  # drawn at the size that the network is to look at
         view = plain_network["view"]
-        data["signs"] = {"height": view["height_px"], "width": view["width_px"], **data.get("signs", {})}
+        drawn = {"height": view["height_px"], "width": view["width_px"], **data.get(source, {})}
+        data[source] = drawn if source == "signs" else {"frames": max(3, frames), **drawn}
     plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
-    if (changes or {}).get("weights") is not None:
+    if frames > 1:
+        plain = _merged(plain, clip_defaults(jester=preset is not None and preset.endswith("jester")))
+    # For clips TSM's epochs and rates start from ImageNet's weights anyway.
+    if (changes or {}).get("weights") is not None and frames == 1:
         plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
     if preset in ("gf-mini-48", "gf-ms-mini-48"):
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
     if preset == "gf-mini-48":
         plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
+    if preset == "gf-tsm-mini-40":
+        plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
-    plain |= {"data": {"source": source, **data}, "network": plain_network}
+    plain = _merged(plain, {"data": {"source": source, **data}, "network": plain_network})
     if stages is not None:
         plain["stages"] = _stage_names(stages)
     for assignment in assignments or []:

@@ -29,7 +29,7 @@ from glancefocus.evaluation.recording import record_looks
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
-from glancefocus.settings import to_plain
+from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import forget_unfinished, load_checkpoint, save_checkpoint, write_aside
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
@@ -61,11 +61,13 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
     accelerator.wait_for_everyone()
     journal = Journal(folder, writes=main, quiet=quiet)
     try:
-        data = open_data(settings.data, settings.network.view, _tell(journal))
+        data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
         if data.bad_files:
             journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
             for problem in data.bad_files:
                 journal.say(f"  {problem}")
+        if data.odd_files:
+            journal.say(f"{len(data.odd_files)} files are odd but used. The first: {data.odd_files[0]}")
         net = _new_network(settings)
         if settings.network.classes != len(data.classes):
             raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
@@ -87,8 +89,9 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
     wanted = json.loads(json.dumps(to_plain(settings)))
     if file.exists():
         try:
-            found = json.loads(file.read_text())
-        except ValueError:
+            # Of a run from before a setting existed, that setting has its default.
+            found = json.loads(json.dumps(to_plain(from_plain(TrainSettings, json.loads(file.read_text())))))
+        except (ValueError, BadSetting):
             raise BadRun(f"{file} is damaged. Start in another folder.") from None
         # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
         kept, asked = ({k: v for k, v in t.items() if k not in ("stages", "rounds")} for t in (found, wanted))

@@ -1,0 +1,183 @@
+"""Draws one clip of the built-in world `gestures`: discs on a textured ground, and in each a small mark that moves.
+
+Only the mark in the amber disc counts: its motion is the class. The mark is a fine chequer as bright on average as the disc that it
+lies on. Close up it stands out; at low resolution its squares average away and nothing is left of it, while the disc still shows
+where to look.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glancefocus.errors import BadSetting
+
+CLASSES: tuple[str, ...] = ("left", "right", "up", "down", "circle", "still")
+
+DRAWING_VERSION = 1
+"""Raise it whenever a clip would look different from before: cached clips of another version are not used."""
+
+Box = tuple[float, float, float, float]
+_Colour = tuple[int, int, int]
+
+_AMBER: _Colour = (238, 178, 24)
+_OTHERS: tuple[_Colour, ...] = ((48, 110, 220), (40, 160, 80), (150, 70, 190), (30, 170, 190), (205, 60, 60))
+_FACE = 128.0  # grey of the discs
+_SQUARES, _SQUARE_PX = 3, 2.0  # of the chequer, along one side
+_MARK_REACH_PX = _SQUARES * _SQUARE_PX / 2
+_RING_PX = 2.0
+_MARGIN_PX = 2.0
+_FINER = 4  # discs and marks are drawn so many times finer and averaged, so that they move smoothly
+_SMALLEST_SIDE_PX, _LARGEST_SIDE_PX = 64, 1024
+_MOST_DISTRACTORS = 12
+
+
+@dataclass(frozen=True)
+class GesturesSettings:
+    """Size of the clips and of the discs in them. A disc's size in pixels does not depend on the clip's."""
+
+    frames: int = 8
+    height: int = 128
+    width: int = 128
+    radius_min_px: float = 9.0
+    radius_max_px: float = 11.0
+    distractors_max: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.frames, int) or not 3 <= self.frames <= 256:
+            raise BadSetting(f"a clip of gestures has {self.frames} frames. Choose a whole number from 3 to 256.")
+        for name, side_px in (("height", self.height), ("width", self.width)):
+            if not isinstance(side_px, int) or not _SMALLEST_SIDE_PX <= side_px <= _LARGEST_SIDE_PX:
+                raise BadSetting(
+                    f"the {name} of a clip of gestures is {side_px}. "
+                    f"Choose a whole number of pixels from {_SMALLEST_SIDE_PX} to {_LARGEST_SIDE_PX}."
+                )
+        if not 8 <= self.radius_min_px <= self.radius_max_px <= min(self.height, self.width) / 4:
+            raise BadSetting(
+                f"the radius of a disc is to be from {self.radius_min_px} to {self.radius_max_px} px in a clip of "
+                f"{self.height}x{self.width} px. Choose radius_min_px of at least 8, where a mark has room to move, "
+                "and radius_max_px of at most a quarter of the shorter side."
+            )
+        if not isinstance(self.distractors_max, int) or not 1 <= self.distractors_max <= _MOST_DISTRACTORS:
+            raise BadSetting(
+                f"distractors_max is {self.distractors_max}. Choose a whole number from 1 to {_MOST_DISTRACTORS}."
+            )
+
+
+@dataclass(frozen=True)
+class _Disc:
+    """A disc, and where its mark is in each frame, from the disc's middle; (F, 2) as (y, x) in px."""
+
+    y: float
+    x: float
+    radius_px: float
+    colour: _Colour
+    path: NDArray[np.float64]
+
+
+def draw_clip(
+    settings: GesturesSettings, label: int, seed: int | np.random.SeedSequence
+) -> tuple[NDArray[np.uint8], Box]:
+    """One clip, and where its amber disc is.
+
+    label   index into CLASSES
+    seed    decides everything else: the same settings, label and seed give the same pixels
+    returns (F, H, W, 3) in [0, 255], and the disc's (top, left, bottom, right) in px, the same in all frames
+    """
+    if not 0 <= label < len(CLASSES):
+        raise BadSetting(f"there is no class {label}. Choose a label from 0 to {len(CLASSES) - 1}.")
+    rng = np.random.default_rng(seed)
+    ground = _draw_ground(settings, rng)
+    discs = _place_discs(settings, label, rng)
+    clip = np.repeat(ground[None], settings.frames, axis=0)
+    for disc in discs:
+        _paste_disc(clip, disc)
+    gains = rng.uniform(0.85, 1.1) * rng.uniform(0.97, 1.03, 3)
+    clip = clip * gains + rng.normal(0.0, rng.uniform(1.0, 4.0), clip.shape)
+    target = discs[0]
+    box = tuple(m + d for d in (-target.radius_px, target.radius_px) for m in (target.y, target.x))
+    return clip.clip(0, 255).round().astype(np.uint8), (box[0], box[1], box[2], box[3])
+
+
+def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(F, 2) where a mark is in each frame, as (y, x) in px from the disc's middle; never further from it than reach_px."""
+    name = CLASSES[label]
+    if name == "still":
+        away, angle = reach_px * math.sqrt(rng.uniform()), rng.uniform(0, 2 * math.pi)
+        return np.tile([away * math.sin(angle), away * math.cos(angle)], (frames, 1))
+    if name == "circle":
+        turn = rng.choice((-1, 1)) * 2 * math.pi * np.arange(frames) / frames
+        angles = rng.uniform(0, 2 * math.pi) + turn
+        away = reach_px * rng.uniform(0.85, 1.0)
+        return away * np.stack([np.sin(angles), np.cos(angles)], axis=1)
+    across = reach_px * rng.uniform(-0.4, 0.4)
+    half_way = math.sqrt(reach_px**2 - across**2) * rng.uniform(0.85, 1.0)
+    along = np.linspace(-half_way, half_way, frames) * (1 if name in ("right", "down") else -1)
+    aside = np.full(frames, across)
+    return np.stack([aside, along] if name in ("left", "right") else [along, aside], axis=1)
+
+
+def _place_discs(settings: GesturesSettings, label: int, rng: np.random.Generator) -> list[_Disc]:
+    """The amber disc first, anywhere in the clip; then others, whose marks move as they like, that touch no other."""
+    discs: list[_Disc] = []
+    for number in range(1 + int(rng.integers(1, settings.distractors_max + 1))):
+        for _ in range(30):  # a small clip may have no room left: then it has one distractor less
+            radius_px = rng.uniform(settings.radius_min_px, settings.radius_max_px)
+            edge_px = radius_px + _MARGIN_PX
+            y, x = rng.uniform(edge_px, settings.height - edge_px), rng.uniform(edge_px, settings.width - edge_px)
+            if all(math.hypot(y - d.y, x - d.x) > radius_px + d.radius_px + _MARGIN_PX for d in discs):
+                own = label if number == 0 else int(rng.integers(len(CLASSES)))
+                colour = _AMBER if number == 0 else _OTHERS[rng.integers(len(_OTHERS))]
+                reach_px = radius_px - _RING_PX - 1.15 * _MARK_REACH_PX
+                discs.append(_Disc(y, x, radius_px, colour, motion(own, settings.frames, reach_px, rng)))
+                break
+    return discs
+
+
+def _draw_ground(settings: GesturesSettings, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(H, W, 3) a texture of patches of several sizes, the same in all frames."""
+    height, width = settings.height, settings.width
+    ground = np.full((height, width, 3), 1.0) * rng.uniform(80, 150, 3)
+    for cells, spread in ((4, 22.0), (12, 14.0), (32, 8.0)):
+        rows, columns = np.arange(height) * cells // height, np.arange(width) * cells // width
+        coarse = rng.normal(0.0, spread, (cells, cells, 1)) + rng.normal(0.0, spread / 3, (cells, cells, 3))
+        ground += coarse[rows][:, columns]
+    return ground.clip(20, 220)
+
+
+def _paste_disc(clip: NDArray[np.float64], disc: _Disc) -> None:
+    """Draw a disc and its mark into all frames (F, H, W, 3)."""
+    reach = math.ceil(disc.radius_px) + 2
+    top, left = int(disc.y) - reach, int(disc.x) - reach
+    side = 2 * reach + 1
+    # Middles of the fine pixels, from the disc's middle.
+    fine = (np.arange(side * _FINER) + 0.5) / _FINER
+    y, x = fine[:, None] + top - disc.y, fine[None, :] + left - disc.x
+    away = np.hypot(y, x)
+    inside = _averaged((away <= disc.radius_px).astype(float))
+    face = _averaged((away <= disc.radius_px - _RING_PX).astype(float))
+    rows, columns = slice(max(0, top), top + side), slice(max(0, left), left + side)
+    seen = (slice(rows.start - top, None), slice(columns.start - left, None))
+    for frame, (mark_y, mark_x) in zip(clip, disc.path, strict=True):
+        part = frame[rows, columns]
+        high, wide = part.shape[:2]
+        own = (slice(seen[0].start, seen[0].start + high), slice(seen[1].start, seen[1].start + wide))
+        ring, middle = inside[own][..., None], face[own][..., None]
+        mark = _averaged(_chequer(y - mark_y, x - mark_x))[own][..., None]
+        part[:] = part * (1 - ring) + (ring - middle) * np.array(disc.colour, dtype=float) + middle * _FACE + mark
+
+
+def _chequer(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Light and dark squares around 0, whose sum is 0: of the nine, five are dark and four are lighter than those are dark."""
+    row, column = np.floor((y + _MARK_REACH_PX) / _SQUARE_PX), np.floor((x + _MARK_REACH_PX) / _SQUARE_PX)
+    there = (row >= 0) & (row < _SQUARES) & (column >= 0) & (column < _SQUARES)
+    dark = (row + column) % 2 == 0
+    return np.where(there, np.where(dark, -80.0, 100.0), 0.0)
+
+
+def _averaged(fine: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each block of fine pixels."""
+    side = fine.shape[0] // _FINER
+    mean: NDArray[np.float64] = fine.reshape(side, _FINER, side, _FINER).mean(axis=(1, 3))
+    return mean

@@ -1,0 +1,108 @@
+"""The world `gestures`: the class is the motion of one small mark, which a glance cannot see."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from glancefocus.data.gesture_scenes import CLASSES, GesturesSettings, draw_clip, motion
+from glancefocus.data.gestures import make_gestures
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.scene import shrink
+
+SMALL = GesturesSettings(frames=4, height=64, width=64, distractors_max=1)
+
+
+def path_of(name: str, seed: int = 0, frames: int = 8) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return motion(CLASSES.index(name), frames, 4.0, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(("name", "axis", "sign"), [("left", 1, -1), ("right", 1, 1), ("up", 0, -1), ("down", 0, 1)])
+def test_a_mark_goes_straight_where_its_class_says(name: str, axis: int, sign: int) -> None:
+    for seed in range(20):
+        path = path_of(name, seed)
+        steps = sign * np.diff(path[:, axis])
+        assert bool((steps > 0.5).all())
+        assert float(np.ptp(path[:, 1 - axis])) == 0.0
+
+
+def test_a_circle_comes_back_to_where_it_began_and_a_still_mark_stays() -> None:
+    for seed in range(20):
+        circle, still = path_of("circle", seed), path_of("still", seed)
+        radius = np.hypot(*circle.T)
+        assert float(np.ptp(radius)) == pytest.approx(0, abs=1e-9)
+        assert np.allclose(circle.mean(axis=0), 0, atol=1e-9)  # eight places evenly round the middle
+        assert float(np.ptp(still, axis=0).max()) == 0.0
+
+
+def test_no_mark_leaves_its_disc() -> None:
+    for name in CLASSES:
+        assert all(np.hypot(*path_of(name, seed).T).max() <= 4.0 + 1e-9 for seed in range(50))
+
+
+def test_the_same_seed_draws_the_same_clip() -> None:
+    one, two, other = (draw_clip(SMALL, 0, seed)[0] for seed in (3, 3, 4))
+    assert one.shape == (4, 64, 64, 3)
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_a_clip_does_not_depend_on_how_many_there_are() -> None:
+    few, many = (make_gestures("val", count, SMALL, 0, cache=None) for count in (6, 12))
+    assert torch.equal(few.clips, many.clips[:6])
+    assert torch.equal(few.labels, many.labels[:6])
+    assert sorted(few.labels.tolist()) == list(range(6))
+
+
+def test_the_box_holds_the_amber_disc() -> None:
+    split = make_gestures("train", 12, SMALL, 1, cache=None)
+    for clip, box in zip(split.clips, split.boxes, strict=True):
+        top, left, bottom, right = box.tolist()
+        assert 0 <= top < bottom <= 64
+        assert 0 <= left < right <= 64
+        # The left edge of the ring, half way down, is amber: red and green, hardly any blue.
+        red, green, blue = clip[0, :, int((top + bottom) / 2), int(left) + 1].tolist()
+        assert red > green > blue + 30
+
+
+def test_close_up_the_mark_stands_out_and_at_the_glance_nothing_is_left_of_it() -> None:
+    """What differs between frames is the marks and the noise: large at full resolution, next to nothing at a third of it."""
+    settings = GesturesSettings()
+    split = make_gestures("test", 6, settings, 0, cache=None)
+    moving = [row for row in range(6) if CLASSES[int(split.labels[row])] != "still"]
+    for row in moving:
+        top, left, bottom, right = (round(edge) for edge in split.boxes[row].tolist())
+        first, last = split.clips[row, 0].float(), split.clips[row, 4].float()
+        close = (first - last).mean(dim=0)[top:bottom, left:right].abs().max()
+        glances = shrink(torch.stack([first, last]), 40)
+        scale = 40 / 128
+        part = (glances[0] - glances[1]).mean(dim=0)
+        far = part[int(top * scale) : round(bottom * scale), int(left * scale) : round(right * scale)].abs().max()
+        assert float(close) > 60
+        assert float(far) < 0.2 * float(close)
+
+
+def test_clips_are_kept_and_opened_again(tmp_path: Path) -> None:
+    told: list[int] = []
+    one = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: told.append(done))
+    two = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: told.append(done))
+    assert told == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(one.clips, two.clips)
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(BadSetting, match="a clip of gestures has 2 frames. Choose a whole number from 3"):
+        GesturesSettings(frames=2)
+    with pytest.raises(BadSetting, match="the height of a clip of gestures is 20"):
+        GesturesSettings(height=20)
+    with pytest.raises(BadSetting, match="where a mark has room to move"):
+        GesturesSettings(radius_min_px=4)
+    with pytest.raises(BadSetting, match="distractors_max is 0"):
+        GesturesSettings(distractors_max=0)
+    with pytest.raises(UnknownName, match="no split of gestures named 'tset'. Did you mean 'test'"):
+        make_gestures("tset", 6, SMALL, 0, cache=None)
+    with pytest.raises(BadSetting, match="count of gestures is 0"):
+        make_gestures("test", 0, SMALL, 0, cache=None)
+    with pytest.raises(BadSetting, match="there is no class 6"):
+        draw_clip(SMALL, 6, 0)
