@@ -25,11 +25,7 @@ SIGNS_RECIPE: dict[str, Any] = {
 
 
 # With one patch size aims must be exact: exploration narrows along the stage.
-ONE_SIZE_RECIPE: dict[str, Any] = {
-    "rounds": 3,
-    "aim": {"epochs": 4, "deviation_end": 0.05},
-    "finetune": {"epochs": 4},
-}
+ONE_SIZE_RECIPE: dict[str, Any] = {"aim": {"deviation_end": 0.05}}
 
 
 # The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are.
