@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from glancefocus.early_exit.budget import (
     PAPER_RATIOS,
     RELEASED_RATIOS,
-    best_points,
     check_budget,
     check_table,
     geometric_curve,
@@ -108,16 +107,6 @@ def test_the_curve_goes_from_cheap_to_dear() -> None:
 
 def test_one_look_lets_everybody_go() -> None:
     assert geometric_thresholds(table_of(np.zeros((3, 1), dtype=np.float32)), 0.5).tolist() == [0.0]
-
-
-def test_points_that_cost_more_and_achieve_no_more_are_left_out() -> None:
-    table = LookTable(
-        np.array([[0.2, 0.9], [0.8, 0.9]], dtype=np.float32),
-        np.array([[True, True], [True, True]]),
-        np.array([1.0, 2.0]),
-    )
-    kept = best_points(table, [np.array([0.5, 0.0], np.float32), np.array([0.0, 0.0], np.float32)])
-    assert [(p["mean_macs"], p["accuracy"]) for p in kept] == [(1.0, 1.0)]
 
 
 def one_hundred() -> LookTable:

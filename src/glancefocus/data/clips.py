@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from PIL import Image
 
-from glancefocus.data.pictures import SUFFIXES, read_picture
+from glancefocus.data.pictures import SUFFIXES, read_picture, walk_visible
 from glancefocus.data.video_files import Limits, VideoFile
 from glancefocus.errors import BadClip, BadImage
 
@@ -99,14 +99,7 @@ def find_clips(paths: Iterable[str | Path]) -> list[Path]:
 def clips_inside(folder: Path) -> list[Path]:
     """Video files and folders of frames anywhere in a folder, sorted; hidden ones are passed over."""
     found: list[Path] = []
-    seen: set[str] = set()
-    for where, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(where)
-        if real in seen:  # a link back to a folder above would never end
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
+    for where, files in walk_visible(folder):
         videos = [file for file in files if _is(file, VIDEO_SUFFIXES)]
         found += [Path(where, file) for file in videos]
         if not videos and Path(where) != folder and any(_is(file, FRAME_SUFFIXES) for file in files):

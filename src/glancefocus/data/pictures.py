@@ -298,6 +298,14 @@ def _stretched(values: NDArray[np.generic], low: float | None, high: float | Non
 
 
 def _pictures_inside(folder: Path) -> Iterator[Path]:
+    for where, files in walk_visible(folder):
+        for file in files:
+            if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES:
+                yield Path(where, file)
+
+
+def walk_visible(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """(folder, its files) for a folder and every one in it that is not hidden; links are followed, once."""
     seen: set[str] = set()
     for where, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_folder):
         real = os.path.realpath(where)
@@ -306,9 +314,7 @@ def _pictures_inside(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
-        for file in files:
-            if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES:
-                yield Path(where, file)
+        yield where, files
 
 
 def _refuse_folder(error: OSError) -> None:

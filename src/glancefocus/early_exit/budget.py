@@ -22,7 +22,6 @@ from glancefocus.early_exit.size_search import genetic_front, genetic_within
 __all__ = [
     "PAPER_RATIOS",
     "RELEASED_RATIOS",
-    "best_points",
     "check_budget",
     "check_table",
     "direct_curve",
@@ -70,13 +69,3 @@ def affordable(table: LookTable, curve: list[Thresholds], budgets: list[float]) 
         best = max(fitting, key=lambda entry: (entry[1], entry[0]), default=None)
         chosen.append(table.leave() if best is None else best[2])
     return chosen
-
-
-def best_points(table: LookTable, curve: list[Thresholds]) -> list[dict[str, Any]]:
-    """The operating points of a curve on this table, cheapest first, without those that cost more and achieve no more."""
-    points = [table.point(thresholds) for thresholds in curve]
-    kept: list[dict[str, Any]] = []
-    for point in sorted(points, key=lambda p: (p[f"mean_{table.unit}"], -p["accuracy"])):
-        if not kept or point["accuracy"] > kept[-1]["accuracy"]:
-            kept.append(point)
-    return kept

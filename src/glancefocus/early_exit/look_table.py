@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glancefocus.early_exit.curve import leave_thresholds, stay_thresholds
 from glancefocus.errors import BadData
 
 Thresholds = NDArray[np.float32]
@@ -179,15 +180,11 @@ class LookTable:
 
     def stay(self) -> Thresholds:
         """Thresholds with which nobody leaves before the last look, with patches of the largest size."""
-        thresholds = np.full((self.looks, self.sizes), -1, dtype=np.float32)
-        thresholds[:-1, -1], thresholds[-1] = 1, 0
-        return thresholds if self.sizes > 1 else thresholds[:, 0]
+        return np.asarray(stay_thresholds(self.looks, self.sizes), dtype=np.float32)
 
     def leave(self) -> Thresholds:
         """Thresholds with which everybody leaves at the glance."""
-        thresholds = np.full((self.looks, self.sizes), -1, dtype=np.float32)
-        thresholds[-1] = 0
-        return thresholds if self.sizes > 1 else thresholds[:, 0]
+        return np.asarray(leave_thresholds(self.looks, self.sizes), dtype=np.float32)
 
 
 def level_sizes(looks: int, sizes: int) -> NDArray[np.int64]:
