@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle, load
-from glancefocus.commands.printing import output, progress_bars, tell_bad_files
+from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import (
     check_budget,
     check_table,
@@ -176,18 +176,16 @@ def _print(result: dict[str, Any], curve: list[dict[str, Any]]) -> None:
     console = output()
     console.print(table)
     if result["every_look_fits"]:
-        console.print("every look for every image fits into this budget: nobody leaves early.", highlight=False)
+        say("every look for every image fits into this budget: nobody leaves early.")
     cheaper = _cheaper(curve, result["on_those"])
     if cheaper is not None and result["budget"] is not None and unit == "macs":
-        console.print(
-            f"on the images that chose, {_amount(cheaper, 'macs')} on average achieve as much.", highlight=False
-        )
+        say(f"on the images that chose, {_amount(cheaper, 'macs')} on average achieve as much.")
     if "curve" in result:
         console.print(_curve_table(result["curve"]))
     kept = (
         "stored in the bundle: gf predict uses them, and --budget-macs any other" if result["stored"] else "not stored"
     )
-    console.print(kept, highlight=False)
+    say(kept)
 
 
 def _cheaper(curve: list[dict[str, Any]], point: dict[str, Any]) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notices, output
+from glancefocus.commands.printing import notice, output, say
 from glancefocus.data.datasets import open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadData
@@ -30,7 +30,7 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     try:
         bundle = train(settings, folder / "run", quiet=as_json)
     except Interrupted:
-        notices().print(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
+        notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
         raise
     comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
     seconds = time.monotonic() - started
@@ -40,7 +40,7 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
         print(result)  # noqa: T201
         return
     print_comparison(comparison)
-    notices().print(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.", highlight=False)
+    notice(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.")
 
 
 def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
@@ -88,9 +88,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     if comparison.backbone_accuracy is not None:
         ratio = comparison.mac_ratio_at_backbone_accuracy
-        console.print(
+        say(
             f"plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
             f"{comparison.backbone_macs / 1e6:.1f}M multiply-adds; glancefocus reaches that "
-            + (f"with {ratio:.1f} times fewer" if ratio else "at no budget"),
-            highlight=False,
+            + (f"with {ratio:.1f} times fewer" if ratio else "at no budget")
         )

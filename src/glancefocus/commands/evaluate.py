@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from glancefocus.bundle import load
-from glancefocus.commands.printing import output, progress_bars, tell_bad_files
+from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.errors import BadData
 from glancefocus.evaluation.assess import assess, look_table
@@ -55,4 +55,4 @@ def _print(findings: Findings, report: Path | None) -> None:
     for table in summary_tables(findings):
         console.print(table)
     if report is not None:
-        console.print(f"open {report / 'report.html'} in a browser; numbers and figures are beside it", highlight=False)
+        say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

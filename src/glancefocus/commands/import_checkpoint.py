@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-from rich.markup import escape
-
 from glancefocus.bundle import load
-from glancefocus.commands.printing import output
+from glancefocus.commands.printing import say
 
 
 def import_checkpoint(
@@ -35,7 +33,7 @@ def import_checkpoint(
         print(json.dumps(fact, indent=1))  # noqa: T201
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
-    output().print(
-        f"{escape(str(folder))}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, "
+    say(
+        f"{folder}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, "
         f"{settings.classes} classes, {points}."
     )

@@ -20,6 +20,16 @@ def notices() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """One line of text on standard output, as it is: paths stay whole."""
+    output().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def notice(text: str) -> None:
+    """One remark on standard error, never broken into lines: its paths can be copied and searched for."""
+    notices().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """A function of (what, done, total) that shows a bar for everything it is told about, on a terminal, while the block runs."""
@@ -39,7 +49,6 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], 
 def tell_bad_files(problems: Sequence[str]) -> None:
     """List files that could not be read and were skipped."""
     if problems:
-        console = notices()
-        console.print(f"{len(problems)} files cannot be read and are skipped:", highlight=False)
+        notice(f"{len(problems)} files cannot be read and are skipped:")
         for problem in problems:
-            console.print(f"  {problem}", highlight=False, markup=False)
+            notice(f"  {problem}")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import notices, output
+from glancefocus.commands.printing import notice, say
 from glancefocus.errors import BadSetting
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, prepare_folder, threads_per_process, train
@@ -21,7 +21,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     try:
         bundle = train(settings, folder, quiet=as_json)
     except Interrupted:
-        notices().print(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
+        notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
         raise
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -31,7 +31,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
         print(json.dumps(fact, indent=1))  # noqa: T201
         return
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
-    output().print(
+    say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
         f"ask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )

@@ -66,6 +66,7 @@ class Journal:
             f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
             f"{row.get('images_per_s', 0):,.0f} img/s",
             highlight=False,
+            soft_wrap=True,
         )
 
     def _write(self, row: dict[str, Any], number: int) -> None:
@@ -77,7 +78,7 @@ class Journal:
             self._board.flush()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
