@@ -91,9 +91,16 @@ class LearntPolicy(nn.Module):
     ) -> Tensor:
         """(B, units) the policy's memory after this look."""
         if self.multi_scale:
-            codes = [_one_hot(last_px, self.sizes, perceived), _one_hot(next_px, self.patch_px, perceived)]
-            perceived = torch.cat([perceived, *codes], dim=1)
+            return self.remember_coded(perceived, last_px, one_hot(next_px, self.patch_px, perceived), memory)
         remembered: Tensor = self.gru(perceived, memory)
+        return remembered
+
+    def remember_coded(
+        self, perceived: Tensor, last_px: int | Tensor, next_size: Tensor, memory: Tensor | None
+    ) -> Tensor:
+        """The same with several patch sizes; next_size (B, sizes) says one-hot which the next patch has."""
+        last_size = one_hot(last_px, self.sizes, perceived)
+        remembered: Tensor = self.gru(torch.cat([perceived, last_size, next_size], dim=1), memory)
         return remembered
 
     def mean(self, memory: Tensor) -> Tensor:
@@ -107,7 +114,8 @@ class LearntPolicy(nn.Module):
         return value
 
 
-def _one_hot(px: int | Tensor, sizes: tuple[int, ...], like: Tensor) -> Tensor:
+def one_hot(px: int | Tensor, sizes: tuple[int, ...], like: Tensor) -> Tensor:
+    """(B, sizes) which of the sizes each row has."""
     rows = torch.as_tensor(px, device=like.device).expand(like.shape[0])
     known = torch.tensor(sizes, device=like.device)
     return (rows[:, None] == known[None]).to(like.dtype)

@@ -1,0 +1,1 @@
+"""Runtimes: who computes the parts of a network. The loop does not know which one it runs on."""

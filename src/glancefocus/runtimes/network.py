@@ -1,0 +1,126 @@
+"""A network whose parts somebody else computes. To the loop it is a network like any other."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.network.parts import aim_part, answer_part
+from glancefocus.network.policy import one_hot
+from glancefocus.scene import Scene, as_scene
+from glancefocus.settings import NetworkSettings
+
+
+class Runner(Protocol):
+    """Who computes parts: the outputs of the part of this name (see network/parts.py), in order."""
+
+    def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]: ...
+
+
+class PartsNetwork:
+    """Glance, focus and policy by a runner.
+
+    map_sides     {px: side of the map} for the glance and for every patch size
+    policy_units  of the policy's memory
+    """
+
+    def __init__(self, settings: NetworkSettings, run: Runner, map_sides: dict[int, int], policy_units: int) -> None:
+        self.settings = settings
+        self.run = run
+        self.policy = PartsPolicy(settings, run, map_sides, policy_units)
+        self.cascaded = settings.classifier == "cascaded"
+
+    def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
+        scene = as_scene(scene)
+        settings = self.settings
+        glances = self._clips(scene.glance(settings.glance_px, settings.glance_resize))
+        logits, memory, map_ = self.run("glance", glances)
+        return Look(
+            number=1,
+            scene=scene,
+            rows=torch.arange(logits.shape[0], device=logits.device),
+            logits=logits,
+            vector=memory,
+            map=map_,
+            px=settings.glance_px,
+            memory=memory,
+        )
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        px = aim.patch_px
+        if isinstance(px, int):
+            logits, memory, map_ = self._focus_one_size(look.scene, aim.where, px, look.memory, look.number + 1)
+        else:
+            logits, memory, map_ = self._focus_by_size(look, aim, px)
+        return Look(
+            number=look.number + 1,
+            scene=look.scene,
+            rows=look.rows,
+            logits=logits,
+            vector=memory,
+            map=map_,
+            px=px,
+            memory=memory,
+            policy_memory=aim.memory,
+            aim=aim,
+        )
+
+    def _focus_one_size(self, scene: Scene, where: Tensor, px: int, memory: Tensor, number: int) -> Sequence[Tensor]:
+        patches = self._clips(scene.patch(where, px))
+        if not self.cascaded:
+            return self.run("focus", patches, memory)
+        vector, map_ = self.run("focus", patches)
+        memory = torch.cat([memory, vector], dim=1)
+        (logits,) = self.run(answer_part(number), memory)
+        return logits, memory, map_
+
+    def _focus_by_size(self, look: Look, aim: Aim, px: Tensor) -> Sequence[Tensor]:
+        groups = rows_by_size(px)
+        seen = [
+            self._focus_one_size(look.scene.keep(rows), aim.where[rows], size, look.memory[rows], look.number + 1)
+            for size, rows in groups
+        ]
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        side = max(map_.shape[-1] for _, _, map_ in seen)
+        maps = [F.pad(map_, (0, side - map_.shape[-1], 0, side - map_.shape[-2])) for _, _, map_ in seen]
+        logits, memory = (torch.cat([outputs[i] for outputs in seen])[order] for i in (0, 1))
+        return logits, memory, torch.cat(maps)[order]
+
+    def _clips(self, images: Tensor) -> Tensor:
+        frames = self.settings.frames
+        return images if frames == 1 else images.reshape(-1, frames, *images.shape[1:])
+
+
+class PartsPolicy:
+    """The learnt policy by a runner."""
+
+    def __init__(self, settings: NetworkSettings, run: Runner, map_sides: dict[int, int], units: int) -> None:
+        self.patch_px = settings.patch_px
+        self.run = run
+        self.map_sides = map_sides
+        self.units = units
+
+    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim:
+        next_px = max(self.patch_px) if patch_px is None else patch_px
+        memory = look.policy_memory
+        if memory is None:
+            memory = torch.zeros(look.count, self.units, device=look.map.device)
+        codes = (one_hot(next_px, self.patch_px, memory),) if len(self.patch_px) > 1 else ()
+        if isinstance(look.px, int):
+            where, memory, value = self.run(aim_part(look.px), look.map, memory, *codes)
+        else:
+            where, memory, value = self._aim_by_size(look, look.px, memory, codes)
+        return Aim(where=where, patch_px=next_px, memory=memory, mean=where, value=value)
+
+    def _aim_by_size(self, look: Look, px: Tensor, memory: Tensor, codes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        groups = rows_by_size(px)
+        seen = []
+        for size, rows in groups:
+            side = self.map_sides[size]
+            map_ = look.map[rows, :, :side, :side]
+            seen.append(self.run(aim_part(size), map_, memory[rows], *(code[rows] for code in codes)))
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return tuple(torch.cat([outputs[i] for outputs in seen])[order] for i in range(3))
