@@ -64,26 +64,40 @@ class ChosenSizes:
 def run_looks(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
     """Look, let go whoever is sure, look closer at the rest; until nobody is left."""
     look = exit_rule.calibrated(net.glance(scene))
-    while True:
-        aim = policy.aim(look) if exit_rule.needs_aim(look) else None
-        sure = exit_rule.sure(look, aim)
-        leaving = exit_rule.leaves(look, sure)
-        recorder.record(look, leaving, sure)
-        if bool(leaving.all()):
-            return
-        look = look.keep(~leaving)
-        aim = policy.aim(look) if aim is None else aim.keep((~leaving).nonzero(as_tuple=True)[0])
-        look = exit_rule.calibrated(net.focus(look, aim))
+    while (staying := let_go(look, exit_rule, policy, recorder)) is not None:
+        look = look_closer(net, *staying, exit_rule, policy)
+
+
+def let_go(look: Look, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> tuple[Look, Aim | None] | None:
+    """One half of the loop: the rows that stay, and their next aim where it is known already; None where nobody stays."""
+    aim = policy.aim(look) if exit_rule.needs_aim(look) else None
+    sure = exit_rule.sure(look, aim)
+    leaving = exit_rule.leaves(look, sure)
+    recorder.record(look, leaving, sure)
+    rows = (~leaving).nonzero(as_tuple=True)[0]
+    if rows.shape[0] == 0:
+        return None
+    if rows.shape[0] == look.count:
+        return look, aim
+    return look.at(rows), None if aim is None else aim.keep(rows)
+
+
+def look_closer(net: LookingNetwork, look: Look, aim: Aim | None, exit_rule: ExitRule, policy: Policy) -> Look:
+    """The other half: the next look at these rows."""
+    return exit_rule.calibrated(net.focus(look, policy.aim(look) if aim is None else aim))
+
+
+def policy_for(net: LookingNetwork, exit_rule: ExitRule) -> Policy:
+    """The network's own policy, with patches of the sizes that the rule chooses."""
+    own = net.policy  # type: ignore[attr-defined]
+    return ChosenSizes(own, exit_rule) if isinstance(exit_rule, SizeRule) else own
 
 
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:
     """The outcome of a scene. Rows that are sure leave the batch and stop costing anything.
 
-    policy  who aims; None: the network's own policy, with patches of the sizes that the rule chooses
+    policy  who aims; None: see policy_for
     """
     recorder = OutcomeRecorder(exit_rule.looks)
-    if policy is None:
-        own = net.policy  # type: ignore[attr-defined]
-        policy = ChosenSizes(own, exit_rule) if isinstance(exit_rule, SizeRule) else own
-    run_looks(net, scene, exit_rule, policy, recorder)
+    run_looks(net, scene, exit_rule, policy_for(net, exit_rule) if policy is None else policy, recorder)
     return recorder.finish(aims_first=exit_rule.score.needs_aim)

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from glancefocus.bundle_files import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
     read_settings,
+    replace_bundle,
     told_beside_the_network,
 )
 from glancefocus.costs import Costs
@@ -35,6 +34,7 @@ from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
 from glancefocus.latency import Latency, device_name
+from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
 from glancefocus.model_card import model_card
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
@@ -157,6 +157,7 @@ class Bundle:
         budget_ms: float | None = None,
         deadline_ms: float | None = None,
         batch_size: int = 32,
+        merge: bool = False,
     ) -> Outcome:
         """What is in these pictures.
 
@@ -165,15 +166,48 @@ class Bundle:
                   video files, folders of frames, bytes, and arrays and tensors with one more dimension, which is time.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
         deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
+        merge        what is not sure looks on together with that of other batches; the answers are the same
         """
         started = time.perf_counter()
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         images = [self.view(picture)[0] for picture in _as_list(pictures, self.settings.frames)]
-        if deadline_ms is None:
-            return self.predict_images(images, rule, batch_size)
-        if not deadline_ms > 0:
+        if deadline_ms is not None and not deadline_ms > 0:
             raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
-        return self.predict_images(images, rule, batch_size, started + deadline_ms / 1000)
+        ends_at = None if deadline_ms is None else started + deadline_ms / 1000
+        return self.predict_images(images, rule, batch_size, ends_at, merge=merge)
+
+    def predict_stream(
+        self,
+        pictures: Iterable[Picture | None],
+        *,
+        batch_size: int = 8,
+        full_batch: int = FULL_BATCH,
+        wait_ms: float | None = None,
+        **stopping: Any,
+    ) -> Iterator[Outcome]:
+        """An outcome for every batch of a stream of pictures, in their order; what is not sure looks on together.
+
+        pictures    as predict takes them, one after the other; None: nothing has come, so a batch that is begun is not waited for
+        batch_size  pictures glanced at together
+        full_batch, wait_ms  see merging.look_at_stream
+        stopping    thresholds, looks, budget_macs or budget_ms, see exit_rule
+        """
+        images = (None if picture is None else self.view(picture)[0] for picture in pictures)
+        rule = self.exit_rule(**stopping)
+        return self.predict_batches(in_batches(images, batch_size), rule, full_batch=full_batch, wait_ms=wait_ms)
+
+    def predict_batches(
+        self,
+        batches: Iterable[Sequence[Tensor] | None],
+        rule: ExitRule,
+        *,
+        full_batch: int = FULL_BATCH,
+        wait_ms: float | None = None,
+    ) -> Iterator[Outcome]:
+        """The same for batches of images that are viewed and normalised already."""
+        scenes = (as_scene([image.to(self.device) for image in batch]) if batch else None for batch in batches)
+        outcomes = look_at_stream(self.net, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
+        return (replace(outcome, classes=self.classes, costs=self.costs) for outcome in without_gradients(outcomes))
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
         """The normalised image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W)."""
@@ -195,7 +229,13 @@ class Bundle:
             )
 
     def predict_images(
-        self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32, ends_at: float | None = None
+        self,
+        images: Sequence[Tensor],
+        rule: ExitRule,
+        batch_size: int = 32,
+        ends_at: float | None = None,
+        *,
+        merge: bool = False,
     ) -> Outcome:
         """The same for images that are viewed and normalised already.
 
@@ -203,8 +243,14 @@ class Bundle:
         """
         if batch_size < 1:
             raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
+        if not images:
+            raise BadImage("there are no pictures to look at.")
         parts = []
         starts = range(0, len(images), batch_size)
+        if merge:
+            refuse_deadline(ends_at)
+            batches = (images[start : start + batch_size] for start in starts)
+            return Outcome.join(list(self.predict_batches(batches, rule, full_batch=batch_size)))
         for done, start in enumerate(starts):
             scene = as_scene([image.to(self.device) for image in images[start : start + batch_size]])
             if ends_at is not None:
@@ -214,8 +260,6 @@ class Bundle:
                 )
             with torch.inference_mode():
                 parts.append(look_until_sure(self.net, scene, rule))
-        if not parts:
-            raise BadImage("there are no pictures to look at.")
         return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
 
     def save(self, folder: str | Path) -> Path:
@@ -224,7 +268,7 @@ class Bundle:
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            self._replace(folder.absolute())
+            replace_bundle(folder.absolute(), self._tensors(), self._texts())
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
@@ -239,25 +283,6 @@ class Bundle:
                 aside.replace(folder / name)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
-
-    def _replace(self, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        replaced = aside.with_name(f"{aside.name}.old")
-        try:
-            aside.chmod(0o755)
-            safetensors.torch.save_file(self._tensors(), aside / WEIGHTS_FILE)
-            for name, text in self._texts().items():
-                (aside / name).write_text(text, encoding="utf-8")
-            if folder.exists():
-                folder.rename(replaced)
-            aside.rename(folder)
-        except BaseException:
-            if replaced.exists() and not folder.exists():
-                replaced.rename(folder)
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of everything but the weights."""

@@ -1,8 +1,13 @@
-"""The files of a bundle, as they are read: nothing in them is trusted."""
+"""The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
+
+import safetensors.torch
+from torch import Tensor
 
 from glancefocus.early_exit.curve import frozen
 from glancefocus.errors import BadBundle, BadSetting
@@ -55,3 +60,24 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"the bundle {folder} has format {plain['format']}, this glancefocus reads up to {FORMAT}. Update glancefocus."
         )
     return plain
+
+
+def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
+    """Write weights and texts ({file: content}) beside the folder, then put them in its place all at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    replaced = aside.with_name(f"{aside.name}.old")
+    try:
+        aside.chmod(0o755)
+        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+        for name, text in texts.items():
+            (aside / name).write_text(text, encoding="utf-8")
+        if folder.exists():
+            folder.rename(replaced)
+        aside.rename(folder)
+    except BaseException:
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

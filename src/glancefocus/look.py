@@ -1,12 +1,15 @@
 """A Look: what one look saw, and everything that the next look needs. Nothing else remembers anything between looks."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from glancefocus.scene import Scene
+from glancefocus.scene import Scene, join_scenes
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class Aim:
             value=_rows(self.value, rows),
             log_prob=_rows(self.log_prob, rows),
         )
+
+    @staticmethod
+    def join(aims: Sequence["Aim"]) -> "Aim":
+        """The aims of several batches as one, in their order."""
+        return (
+            aims[0]
+            if len(aims) == 1
+            else Aim(**_joined(aims), patch_px=join_px([(aim.patch_px, aim.count) for aim in aims]))
+        )
+
+    @property
+    def count(self) -> int:
+        return int(self.where.shape[0])
 
 
 @dataclass(frozen=True)
@@ -71,10 +87,16 @@ class Look:
     def count(self) -> int:
         return int(self.logits.shape[0])
 
+    @functools.cached_property
+    def best(self) -> tuple[Tensor, Tensor]:
+        """(B,) the largest softmax probability, and (B,) int64 the class that has it."""
+        confidence, answer = self.logits.float().softmax(dim=1).max(dim=1)
+        return confidence, answer
+
     @property
     def confidence(self) -> Tensor:
         """(B,) the largest softmax probability."""
-        return self.logits.float().softmax(dim=1).amax(dim=1)
+        return self.best[0]
 
     def keep(self, mask: Tensor) -> "Look":
         """The same look at the rows where mask (B,) is true; what is left out is not copied along."""
@@ -95,11 +117,50 @@ class Look:
             aim=None if self.aim is None else self.aim.keep(rows),
         )
 
+    @staticmethod
+    def join(looks: Sequence["Look"]) -> "Look":
+        """Looks of the same number at several scenes as one look at all of them, in their order."""
+        first = looks[0]
+        if len(looks) == 1:
+            return first
+        aims = [look.aim for look in looks if look.aim is not None]
+        return Look(
+            number=first.number,
+            scene=join_scenes([look.scene for look in looks]),
+            px=join_px([(look.px, look.count) for look in looks]),
+            aim=Aim.join(aims) if aims else None,
+            map=torch.cat(padded_alike([look.map for look in looks])),
+            **_joined(looks, leave_out=("map",)),
+        )
+
 
 def rows_by_size(px: Tensor) -> list[tuple[int, Tensor]]:
     """(size, rows) for every patch size in a batch, so that each is computed in one go; px (B,) int64."""
     sizes = sorted(set(px.tolist()))
     return [(size, (px == size).nonzero(as_tuple=True)[0]) for size in sizes]
+
+
+def join_px(sizes: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
+    """One size where all are alike, else (B,) int64 that of every row; sizes are given as (size or (B,) sizes, rows)."""
+    first = sizes[0][0]
+    if all(isinstance(px, int) and px == first for px, _ in sizes):
+        return first
+    device = next((px.device for px, _ in sizes if isinstance(px, Tensor)), None)
+    return torch.cat([torch.as_tensor(px, device=device).expand(count) for px, count in sizes])
+
+
+def padded_alike(maps: Sequence[Tensor]) -> list[Tensor]:
+    """Maps of different sides with zeros to the right and below, so that all are as large as the largest."""
+    side = max(map_.shape[-1] for map_ in maps)
+    short = [side - map_.shape[-1] for map_ in maps]
+    return [F.pad(map_, (0, less, 0, less)) if less else map_ for map_, less in zip(maps, short, strict=True)]
+
+
+def _joined(parts: Sequence[Any], leave_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Every field that is a tensor in all of the parts, and not a size, one after the other."""
+    names = [name for name in parts[0].__dataclass_fields__ if name not in ("px", "patch_px", *leave_out)]
+    values = {name: [getattr(part, name) for part in parts] for name in names}
+    return {name: torch.cat(v) for name, v in values.items() if all(isinstance(value, Tensor) for value in v)}
 
 
 def _rows(value: Any, rows: Tensor) -> Any:

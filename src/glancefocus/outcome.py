@@ -1,5 +1,6 @@
 """What came of looking: the answer of every image, how many looks it took, where they went, and what they cost."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,52 +79,83 @@ class Outcome:
 
 
 class OutcomeRecorder:
-    """Fills an outcome while the loop runs."""
+    """Fills outcomes while the loop runs. Every glance adds its rows; what is finished at the front can be taken away."""
 
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
-        self._table: dict[str, Any] = {}
+        self._taken = 0
+        self._table: dict[str, Tensor] = {}
 
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         """Write down this look of every row in it, and the answer of those that leave."""
-        if not self._table:
-            self._table = self._empty(look)
-        table, column = self._table, look.number - 1
+        if look.number == 1:
+            self._add_rows(look)
+        table = self._table
+        rows = look.rows - self._taken if self._taken else look.rows
+        table["seen"][rows, look.number - 1] = _notes(look)
+        if not bool(leaving.any()):
+            return
         logits = look.logits.detach()
-        confidence, answer = logits.float().softmax(dim=1).max(dim=1)
-        table["answer_after"][look.rows, column] = answer
-        table["confidence_after"][look.rows, column] = confidence
-        if look.aim is not None:
-            table["where"][look.rows, column - 1] = look.aim.where.detach().float()
-            table["patch_px"][look.rows, column - 1] = torch.as_tensor(look.px, device=logits.device)
-        rows = look.rows[leaving]
-        table["answer"][rows] = answer[leaving]
-        table["confidence"][rows] = confidence[leaving]
-        table["logits"][rows] = logits[leaving]
-        table["sure"][rows] = sure[leaving]
+        if not bool(leaving.all()):
+            rows, logits, sure = rows[leaving], logits[leaving], sure[leaving]
+        table["logits"][rows] = logits
+        table["sure"][rows] = sure
         table["looks"][rows] = look.number
 
     def finish(self, **more: Any) -> Outcome:
-        return Outcome(**self._table, **more)
+        """The outcome of every row that was not taken yet."""
+        return self.take(self._table["looks"].shape[0], **more)
 
-    def _empty(self, look: Look) -> dict[str, Tensor]:
+    def finished(self, count: int) -> bool:
+        """Whether the first so many rows have left."""
+        return bool((self._table["looks"][:count] > 0).all())
+
+    def take(self, count: int, **more: Any) -> Outcome:
+        """The outcome of the first so many rows, which are then forgotten."""
+        front = {name: column[:count] for name, column in self._table.items()}
+        self._table = {name: column[count:] for name, column in self._table.items()}
+        self._taken += count
+        seen, looks = front["seen"], front["looks"]
+        answer_after, confidence_after = seen[:, :, 0].long(), seen[:, :, 1]
+        last = (looks - 1)[:, None]
+        return Outcome(
+            answer=answer_after.gather(1, last)[:, 0],
+            confidence=confidence_after.gather(1, last)[:, 0],
+            looks=looks,
+            sure=front["sure"],
+            logits=front["logits"],
+            where=seen[:, 1:, 2:4],
+            patch_px=seen[:, 1:, 4].long(),
+            answer_after=answer_after,
+            confidence_after=confidence_after,
+            **more,
+        )
+
+    def _add_rows(self, look: Look) -> None:
         count, device = look.count, look.logits.device
-        focus_looks = self.max_looks - 1
-
-        def whole(*shape: int, fill: int = 0) -> Tensor:
-            return torch.full(shape, fill, dtype=torch.int64, device=device)
-
-        def real(*shape: int, fill: float = 0.0) -> Tensor:
-            return torch.full(shape, fill, dtype=torch.float32, device=device)
-
-        return {
-            "answer": whole(count),
-            "confidence": real(count),
-            "looks": whole(count),
-            "sure": torch.zeros(count, dtype=torch.bool, device=device),
+        fresh = {
+            "seen": torch.tensor(_NO_LOOK, device=device).repeat(count, self.max_looks, 1),
             "logits": torch.zeros_like(look.logits, requires_grad=False),
-            "where": real(count, focus_looks, 2, fill=torch.nan),
-            "patch_px": whole(count, focus_looks),
-            "answer_after": whole(count, self.max_looks, fill=-1),
-            "confidence_after": real(count, self.max_looks, fill=torch.nan),
+            "sure": torch.zeros(count, dtype=torch.bool, device=device),
+            "looks": torch.zeros(count, dtype=torch.int64, device=device),
         }
+        old = self._table
+        self._table = {name: torch.cat([old[name], column]) for name, column in fresh.items()} if old else fresh
+
+
+# Of each look of each row one line of floats, so that a look is written down in one go: answer, confidence, y, x, patch_px.
+_NO_LOOK = (-1.0, math.nan, math.nan, math.nan, 0.0)
+
+
+def _notes(look: Look) -> Tensor:
+    """(B, 5) what is written down about a look; classes and sizes are small enough to be exact."""
+    confidence, answer = look.best
+    if look.aim is None:
+        notes = confidence.new_tensor(_NO_LOOK).repeat(look.count, 1)
+    else:
+        notes = confidence.new_empty(look.count, 5)
+        notes[:, 2:4] = look.aim.where.detach()
+        notes[:, 4] = look.px
+    notes[:, 0] = answer
+    notes[:, 1] = confidence.detach()
+    return notes

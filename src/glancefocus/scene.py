@@ -1,5 +1,6 @@
 """What is being looked at. A network asks only two things of a scene: a glance of it, and patches of it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -248,6 +249,49 @@ class MixedClips:
 
     def keep(self, rows: Tensor) -> "MixedClips":
         return MixedClips(tuple(self.clips[i] for i in rows.tolist()))
+
+
+@dataclass(frozen=True)
+class JoinedScenes:
+    """Scenes one after the other, as one. No image is copied: each scene is asked for its own patches."""
+
+    scenes: tuple[Scene, ...]
+
+    def __post_init__(self) -> None:
+        frames = sorted({frames_of(scene) for scene in self.scenes})
+        if len(frames) != 1:
+            raise BadSetting(f"scenes that are joined must have as many frames each, but these have {frames}.")
+
+    @property
+    def count(self) -> int:
+        return sum(scene.count for scene in self.scenes)
+
+    @property
+    def frames(self) -> int:
+        return frames_of(self.scenes[0])
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        return torch.cat([scene.glance(px, resize) for scene in self.scenes])
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        shares = torch.split(where, [scene.count for scene in self.scenes])
+        return torch.cat([scene.patch(share, px) for scene, share in zip(self.scenes, shares, strict=True)])
+
+    def keep(self, rows: Tensor) -> "Scene":
+        places = [(number, row) for number, scene in enumerate(self.scenes) for row in range(scene.count)]
+        kept = itertools.groupby((places[row] for row in rows.tolist()), key=lambda place: place[0])
+        return join_scenes(
+            [
+                self.scenes[number].keep(torch.tensor([row for _, row in some], device=rows.device))
+                for number, some in kept
+            ]
+        )
+
+
+def join_scenes(scenes: Sequence[Scene]) -> Scene:
+    """These scenes one after the other, as one."""
+    flat = [inner for scene in scenes for inner in (scene.scenes if isinstance(scene, JoinedScenes) else [scene])]
+    return flat[0] if len(flat) == 1 else JoinedScenes(tuple(flat))
 
 
 def frames_of(scene: Scene) -> int:

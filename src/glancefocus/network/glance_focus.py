@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.look import Aim, Look, padded_alike, rows_by_size
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoder, Encoding
 from glancefocus.network.policy import LearntPolicy
@@ -88,8 +87,7 @@ class GlanceFocus(nn.Module):
             return encoding
         groups = rows_by_size(px)
         encodings = [self.focus_encoder(scene.keep(rows).patch(aim.where[rows], size)) for size, rows in groups]
-        side = max(e.map.shape[-1] for e in encodings)
-        maps = [F.pad(e.map, (0, side - e.map.shape[-1], 0, side - e.map.shape[-2])) for e in encodings]
+        maps = padded_alike([e.map for e in encodings])
         order = torch.cat([rows for _, rows in groups]).argsort()
         return Encoding(torch.cat(maps)[order], torch.cat([e.vector for e in encodings])[order])
 
