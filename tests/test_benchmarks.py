@@ -143,3 +143,22 @@ def test_training_is_measured_both_ways_in_turns(
     told = json.loads(capsys.readouterr().out)
     assert [(row["stage"], row["epochs"]) for row in told] == [("recognise", 2), ("aim", 2)]
     assert all(row["times_faster"] > 0 for row in told)
+
+
+def test_merged_batches_are_compared_with_batches_alone(
+    monkeypatch: pytest.MonkeyPatch, small_net: Callable[..., GlanceFocus]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    merged = importlib.import_module("merged_batches")
+    told = merged.summary({"alone": [2.0, 4.0, 3.0], "together": [1.0, 4.0, 2.0]}, images=6)
+    assert told == {
+        "alone_images_per_s": 2.0,
+        "together_images_per_s": 3.0,
+        "times_faster": 1.5,
+        "least": 1.0,
+        "most": 2.0,
+    }
+    images = torch.randn(12, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    rows = merged.measure(small_net(), images, [3, 4], full_batch=6, rounds=1)
+    assert [(row["batch"], row["different_answers"]) for row in rows] == [(3, 0), (4, 0)]
+    assert merged.table(rows).count("\n") == 3

@@ -17,6 +17,8 @@ from PIL import Image
 from glancefocus.bundle import Bundle
 from glancefocus.cli import main
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
+from glancefocus.look import Aim, Look
+from glancefocus.network.glance_focus import GlanceFocus
 
 
 class Result:
@@ -145,6 +147,45 @@ def test_predict_answers_files_and_folders(gf: Run, bundle_folder: Path, picture
             # 90 px became 73, so a patch of 32 px covers 32 x 90 / 73 = 39.5 px.
             assert {right - left, bottom - top} <= {39, 40}
     assert answers[0]["confidence"] == pytest.approx(answers[2]["confidence"], abs=1e-5)
+
+
+def test_predict_merges_batches_without_changing_an_answer(
+    gf: Run, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    focused: list[int] = []
+    focus = GlanceFocus.focus
+
+    def noted(self: GlanceFocus, look: Look, aim: Aim) -> Look:
+        focused.append(look.count)
+        return focus(self, look, aim)
+
+    monkeypatch.setattr(GlanceFocus, "focus", noted)
+    for number in range(4):
+        pixels = np.random.default_rng(number % 2).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (tmp_path / "bad.png").write_bytes(b"not a picture")
+    sure = [answer["confidence"] for answer in gf("predict", bundle_folder, tmp_path, "--looks", 1, "--json").json[:2]]
+    # Of each batch of two the same one leaves at the glance.
+    words = ("predict", bundle_folder, tmp_path, "--batch-size", 2, "--json", "--thresholds", f"{sum(sure) / 2},0.999")
+    told = {way: gf(*words, f"--{way}merge-batches").json for way in ("", "no-")}
+    assert focused == [2, 2, 1, 1, 1, 1]
+    assert len(told[""]) == 5
+    for one, other in zip(told[""], told["no-"], strict=True):
+        assert one.keys() == other.keys()
+        for name in set(one) - {"confidence", "where", "top"}:
+            assert one[name] == other[name]
+        if "error" not in one:
+            assert one["confidence"] == pytest.approx(other["confidence"], abs=1e-5)
+    focused.clear()
+    gf(*words)
+    assert focused == [2, 2]  # there are several batches, so it is done unasked
+
+
+def test_predict_does_not_merge_batches_that_have_a_deadline(gf: Run, bundle_folder: Path, pictures: Path) -> None:
+    told = gf("predict", bundle_folder, pictures, "--merge-batches", "--deadline-ms", 1000)
+    assert told.code == 2
+    assert told.err.startswith("gf: a deadline is for one batch, but merged batches wait for each other.")
+    assert gf("predict", bundle_folder, pictures, "--batch-size", 1, "--deadline-ms", 1000).code == 0
 
 
 def test_predict_prints_a_table_for_people(gf: Run, bundle_folder: Path, pictures: Path) -> None:

@@ -79,6 +79,7 @@ def predict(
     topk: int = 1,
     draw: Path | None = None,
     batch_size: int = 32,
+    merge_batches: bool | None = None,
     max_pixels: int | None = None,
     json: Json = False,
 ) -> int:
@@ -111,6 +112,9 @@ def predict(
         wrong where the picture's folder is named like a class.
     batch_size
         Pictures looked at together.
+    merge_batches
+        What is not sure looks on together with that of other batches, so that these stay full; the answers are the same. Unless
+        said otherwise this is done where there are several batches, without --draw and --deadline-ms.
     max_pixels
         Refuse pictures with more pixels than this.
     """
@@ -133,6 +137,7 @@ def predict(
         topk=topk,
         draw=draw,
         batch_size=batch_size,
+        merge_batches=merge_batches,
         max_pixels=max_pixels,
         as_json=json,
     )

@@ -4,9 +4,11 @@ What a network looks at, pictures or clips, is read by `seeing`; everything else
 """
 
 import json
+import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from torch import Tensor
 
 from glancefocus.bundle import Bundle, load
 from glancefocus.commands.printing import notices, output
@@ -21,8 +24,12 @@ from glancefocus.commands.seeing import Seen, find_files, see
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
+from glancefocus.merging import refuse_deadline
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
+
+Batch = list[tuple[int, Seen]]
+"""Files that could be read, with their numbers."""
 
 
 def predict_files(
@@ -37,6 +44,7 @@ def predict_files(
     topk: int,
     draw: Path | None,
     batch_size: int,
+    merge_batches: bool | None,
     max_pixels: int | None,
     as_json: bool,
 ) -> int:
@@ -53,6 +61,8 @@ def predict_files(
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
     if deadline_ms is not None and not deadline_ms > 0:
         raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {deadline_ms}.")
+    if merge_batches:
+        refuse_deadline(deadline_ms)
     answers: dict[int, dict[str, Any]] = {}
     names = _names(files, answers, bundle.settings.frames)
     if draw is not None:
@@ -62,9 +72,12 @@ def predict_files(
             raise BadSetting(f"the folder {draw} cannot be made: {error.strerror}. Choose another one.") from None
     with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
         task = progress.add_task("looking", total=len(names))
-        for batch in _batches(bundle, names, max_pixels, batch_size, draw is not None, answers):
-            if batch:
-                _answer(bundle, rule, batch, topk, draw, answers, deadline_ms)
+        batches = _batches(bundle, names, max_pixels, batch_size, draw is not None, answers)
+        if merge_batches is None:
+            merge_batches = len(names) > batch_size and _shrinks(rule) and draw is None and deadline_ms is None
+        together = _together(bundle, rule, batches, batch_size)
+        for batch, outcome in together if merge_batches else _apart(bundle, rule, batches, deadline_ms):
+            _answer(outcome, batch, topk, draw, answers)
             progress.update(task, completed=len(answers))
     ordered = [answers[index] for index in sorted(answers)]
     if as_json:
@@ -109,9 +122,9 @@ def _batches(
     batch_size: int,
     drawing: bool,
     answers: dict[int, dict[str, Any]],
-) -> Iterator[list[tuple[int, Seen]]]:
+) -> Iterator[Batch]:
     """Batches of readable files; what cannot be read goes into the answers as an error at once."""
-    batch: list[tuple[int, Seen]] = []
+    batch: Batch = []
     for index, name in enumerate(names):
         if index in answers:
             continue
@@ -123,20 +136,40 @@ def _batches(
         if len(batch) == batch_size:
             yield batch
             batch = []
-    yield batch
+    if batch:
+        yield batch
 
 
-def _answer(
-    bundle: Bundle,
-    rule: ExitRule,
-    batch: list[tuple[int, Seen]],
-    topk: int,
-    draw: Path | None,
-    answers: dict[int, dict[str, Any]],
-    deadline_ms: float | None,
-) -> None:
-    ends_at = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1000
-    outcome = bundle.predict_images([seen.image for _, seen in batch], rule, len(batch), ends_at)
+def _shrinks(rule: ExitRule) -> bool:
+    """Whether anybody may leave before the last look."""
+    return any(rule.threshold(look) < math.inf for look in range(1, rule.looks))
+
+
+def _apart(
+    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], deadline_ms: float | None
+) -> Iterator[tuple[Batch, Outcome]]:
+    """Every batch is looked at alone, within its deadline."""
+    for batch in batches:
+        ends_at = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1000
+        yield batch, bundle.predict_images([seen.image for _, seen in batch], rule, len(batch), ends_at)
+
+
+def _together(
+    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], batch_size: int
+) -> Iterator[tuple[Batch, Outcome]]:
+    """What is not sure looks on together with that of other batches."""
+    begun: deque[Batch] = deque()
+
+    def images() -> Iterator[list[Tensor]]:
+        for batch in batches:
+            begun.append(batch)
+            yield [seen.image for _, seen in batch]
+
+    for outcome in bundle.predict_batches(images(), rule, full_batch=batch_size):
+        yield begun.popleft(), outcome
+
+
+def _answer(outcome: Outcome, batch: Batch, topk: int, draw: Path | None, answers: dict[int, dict[str, Any]]) -> None:
     cost_macs = outcome.cost_macs.tolist()
     for row, (index, seen) in enumerate(batch):
         boxes = _boxes(outcome, row, seen)
