@@ -136,8 +136,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"{name}, a stream of {chosen.images} images in small batches. Half of them leave at the glance, the rest takes all of "
             f"{net.settings.looks} looks: batch by batch, or together with the rest of other batches in batches of about "
             f"{chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). Medians of {chosen.rounds} "
-            "rounds in which both take turns; times faster is taken within each round. Other answers: images that got another answer or "
-            f"another number of looks.\n\n{table(rows)}"
+            "rounds in which both take turns; times faster is taken within each round. Other answers: images that got another "
+            f"answer or another number of looks.\n\n{table(rows)}"
         )
         write_section(
             chosen.write,

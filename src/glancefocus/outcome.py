@@ -83,6 +83,7 @@ class OutcomeRecorder:
 
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
+        self._glances = 0
         self._taken = 0
         self._table: dict[str, Tensor] = {}
 
@@ -90,14 +91,18 @@ class OutcomeRecorder:
         """Write down this look of every row in it, and the answer of those that leave."""
         if look.number == 1:
             self._add_rows(look)
-        table = self._table
-        rows = look.rows - self._taken if self._taken else look.rows
-        table["seen"][rows, look.number - 1] = _notes(look)
-        if not bool(leaving.any()):
+        table, count = self._table, look.count
+        # Rows are in order as long as they are those of one glance.
+        everybody = self._glances == 1 and count == table["looks"].shape[0]
+        rows: Any = slice(None) if everybody else look.rows - self._taken if self._taken else look.rows
+        notes = _notes(look)
+        table["seen"][rows, look.number - 1, : notes.shape[1]] = notes
+        leaving_count = int(leaving.count_nonzero())
+        if leaving_count == 0:
             return
         logits = look.logits.detach()
-        if not bool(leaving.all()):
-            rows, logits, sure = rows[leaving], logits[leaving], sure[leaving]
+        if leaving_count < count:
+            rows, logits, sure = look.rows[leaving] - self._taken, logits[leaving], sure[leaving]
         table["logits"][rows] = logits
         table["sure"][rows] = sure
         table["looks"][rows] = look.number
@@ -132,6 +137,7 @@ class OutcomeRecorder:
         )
 
     def _add_rows(self, look: Look) -> None:
+        self._glances += 1
         count, device = look.count, look.logits.device
         fresh = {
             "seen": torch.tensor(_NO_LOOK, device=device).repeat(count, self.max_looks, 1),
@@ -148,14 +154,10 @@ _NO_LOOK = (-1.0, math.nan, math.nan, math.nan, 0.0)
 
 
 def _notes(look: Look) -> Tensor:
-    """(B, 5) what is written down about a look; classes and sizes are small enough to be exact."""
+    """(B, 5) what is written down about a look, (B, 2) about a glance; classes and sizes are small enough to be exact."""
     confidence, answer = look.best
+    seen = torch.stack([answer.float(), confidence.detach()], dim=1)
     if look.aim is None:
-        notes = confidence.new_tensor(_NO_LOOK).repeat(look.count, 1)
-    else:
-        notes = confidence.new_empty(look.count, 5)
-        notes[:, 2:4] = look.aim.where.detach()
-        notes[:, 4] = look.px
-    notes[:, 0] = answer
-    notes[:, 1] = confidence.detach()
-    return notes
+        return seen
+    px = look.px[:, None].float() if isinstance(look.px, Tensor) else seen.new_full((look.count, 1), look.px)
+    return torch.cat([seen, look.aim.where.detach().float(), px], dim=1)

@@ -1,5 +1,6 @@
 """What is being looked at. A network asks only two things of a scene: a glance of it, and patches of it."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,8 +62,14 @@ def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
             f"a patch of {px} px cannot be cut out of an image of {height_px}x{width_px} px. "
             "Use larger images, or a network with smaller patches."
         )
-    room = torch.tensor([height_px - px, width_px - px], dtype=where.dtype, device=where.device)
-    return (where.clamp(0, 1) * room).floor().long()
+    return (where.clamp(0, 1) * _room(height_px - px, width_px - px, where.dtype, where.device)).floor().long()
+
+
+@functools.lru_cache(maxsize=64)
+def _room(height_px: int, width_px: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(2,) as a tensor; made once, for making one takes longer than using it."""
+    with torch.inference_mode(False):  # so that it may be used outside of it, too
+        return torch.tensor([height_px, width_px], dtype=dtype, device=device)
 
 
 def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> Tensor:
@@ -71,9 +78,14 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
     images  (N, 3, H, W)
     where   (B, 2), see top_left
     rows    (B,) the image of each patch; None: image i for patch i
-    returns (B, 3, px, px), its memory laid out channels last
+    returns (B, 3, px, px)
     """
     start = top_left(where, images.shape[-2], images.shape[-1], px)
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Copying slices is many times faster there than picking pixel by pixel.
+        numbers = range(where.shape[0]) if rows is None else rows.tolist()
+        places = zip(numbers, start.tolist(), strict=True)
+        return torch.cat([images[n : n + 1, :, top : top + px, left : left + px] for n, (top, left) in places])
     offsets = torch.arange(px, device=images.device)
     y = (start[:, 0:1] + offsets)[:, :, None]
     x = (start[:, 1:2] + offsets)[:, None, :]
