@@ -98,11 +98,15 @@ class GlanceFocus(nn.Module):
     def answer_glance(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The classifier's memory of the glance, and the first answer, from whom the settings say."""
         memory = self.classifier.remember(vector, None)
+        return memory, self.first_answer(vector, memory)
+
+    def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
+        """(B, classes) after the glance."""
         first = self.settings.first_answer
         # While stages train, some parts are in training mode and some are not: here it is the classifier's that counts.
         if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
-            return memory, self.glance_encoder.own_head(vector)
-        return memory, self.classifier.answer(memory, 1)
+            return self.glance_encoder.own_head(vector)
+        return self.classifier.answer(memory, 1)
 
 
 def _what(frames: int) -> str:

@@ -28,8 +28,7 @@ def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | No
     example = part.example(_TRACED_BATCH if batch is None else batch, px)
     program = _traced(part, example, _free_axes(part, example, px, batch))
     _check_free(part, program, batch)
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # where in whose folders each line of code stands, more than the graph itself
+    _strip(program)
     _save(program, file)
 
 
@@ -52,15 +51,29 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
     # The exporter warns of its own insides, and that inputs share the axis "batch", as they must.
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return torch.onnx.export(
-            part.module,
-            tuple(tensor.to(device) for tensor in example),
-            input_names=part.inputs,
-            output_names=part.outputs,
-            dynamic_shapes=free,
-            dynamo=True,
-            verbose=False,
-        )
+        try:
+            return torch.onnx.export(
+                part.module,
+                tuple(tensor.to(device) for tensor in example),
+                input_names=part.inputs,
+                output_names=part.outputs,
+                dynamic_shapes=free,
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise BadSetting(
+                f"the part {part.name!r} of this network cannot be written as a graph: {_cause(error)} "
+                "Use the runtime 'eager', or another backbone."
+            ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong inside."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    return str(inner).strip().partition("\n")[0]
 
 
 def _check_free(part: Part, program: Any, batch: int | None) -> None:
@@ -71,6 +84,18 @@ def _check_free(part: Part, program: Any, batch: int | None) -> None:
                 f"the part {part.name!r} works only with a batch of {value.shape[0]} as a graph ({value.name} is fixed). "
                 "Export it for one batch size."
             )
+
+
+def _strip(program: Any) -> None:
+    """Take out what is not the graph: where in whose folders each line of code stands, and the shapes of what lies between.
+
+    Runtimes find those shapes by themselves, and after batch norms were folded some that the exporter notes are wrong.
+    """
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.type = None
 
 
 def _save(program: Any, file: Path) -> None:
