@@ -41,11 +41,7 @@ class GlanceFocus(nn.Module):
         """
         scene = as_scene(scene)
         settings = self.settings
-        if frames_of(scene) != settings.frames:
-            raise BadSetting(
-                f"this network looks at {_what(settings.frames)}, but got {_what(frames_of(scene))}. "
-                "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
-            )
+        check_frames(scene, settings.frames)
         encoding = self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize))
         memory, logits = self.answer_glance(encoding.vector)
         return Look(
@@ -107,6 +103,15 @@ class GlanceFocus(nn.Module):
         if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
             return self.glance_encoder.own_head(vector)
         return self.classifier.answer(memory, 1)
+
+
+def check_frames(scene: Scene, frames: int) -> None:
+    """Refuse images where clips are looked at, clips where images are, and clips of another length."""
+    if frames_of(scene) != frames:
+        raise BadSetting(
+            f"this network looks at {_what(frames)}, but got {_what(frames_of(scene))}. "
+            "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
+        )
 
 
 def _what(frames: int) -> str:

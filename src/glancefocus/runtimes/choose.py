@@ -80,7 +80,7 @@ def open_runtime(
         return plain(net)
     parts = take_apart(net)
     return PartsNetwork(
-        net.settings, _runner(name, parts, cache, options), net.policy.map_sides, net.policy.gru.hidden_size
+        net.settings, _runner(name, parts, cache, options), net.policy.map_sides, net.policy.gru.hidden_size, name
     )
 
 
