@@ -8,11 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors
-import safetensors.torch
 import torch
-from PIL import Image
 from torch import Tensor
 
 import glancefocus
@@ -23,12 +19,13 @@ from glancefocus.bundle_files import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
     read_settings,
+    read_weights,
     replace_bundle,
     told_beside_the_network,
 )
 from glancefocus.costs import Costs
 from glancefocus.data.clip_views import view_any_clip
-from glancefocus.data.views import Picture, view_any
+from glancefocus.data.views import Picture, several, view_any
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
@@ -42,6 +39,8 @@ from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.official import imagenet_classes, load_official
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
+from glancefocus.runtimes.choose import check_name, open_runtime, set_threads
+from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.stopping import Stopping
@@ -59,6 +58,7 @@ class Bundle:
     score       what the thresholds are for: confidence, entropy, value or random
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
+    looking     who looks: the network itself, or the same network in the runtime of this name, see use
     """
 
     net: GlanceFocus
@@ -70,6 +70,8 @@ class Bundle:
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
+    looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
+    runtime: str | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -94,7 +96,7 @@ class Bundle:
             self.exit_rule()
         except BadSetting as error:
             raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None
-        self.net.eval()
+        self.looking = self.net.eval()
 
     @property
     def network(self) -> GlanceFocus:
@@ -110,7 +112,21 @@ class Bundle:
 
     def to(self, device: str | torch.device) -> "Bundle":
         """This bundle on another device."""
+        if self.runtime is not None and torch.device(device).type != self.device.type:
+            raise BadSetting(
+                f"the runtime {self.runtime!r} was opened on the {self.device.type}. "
+                f"Load the bundle with device={str(device)!r} and the runtime together."
+            )
         self.net.to(device)
+        return self
+
+    def use(self, runtime: str, *, threads: int | None = None, batch: int | None = None) -> "Bundle":
+        """Let another runtime look from now on, see open_runtime; answers stay the same.
+
+        runtime  eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
+        """
+        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch)
+        self.runtime = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
         return self
 
     @property
@@ -142,9 +158,9 @@ class Bundle:
         return stopping.rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
 
     def latency_here(self) -> Latency | None:
-        """What was measured on the device that this bundle is on, with as many threads as now."""
-        name, threads = device_name(self.device), torch.get_num_threads()
-        own = [latency for latency in self.latencies if latency.device == name and latency.threads == threads]
+        """What was measured on the device that this bundle is on, in the same runtime, with as many threads as now."""
+        here = device_name(self.device), torch.get_num_threads(), self.runtime
+        own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
 
     def predict(
@@ -170,7 +186,7 @@ class Bundle:
         """
         started = time.perf_counter()
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-        images = [self.view(picture)[0] for picture in _as_list(pictures, self.settings.frames)]
+        images = [self.view(picture)[0] for picture in several(pictures, self.settings.frames)]
         if deadline_ms is not None and not deadline_ms > 0:
             raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
         ends_at = None if deadline_ms is None else started + deadline_ms / 1000
@@ -206,7 +222,7 @@ class Bundle:
     ) -> Iterator[Outcome]:
         """The same for batches of images that are viewed and normalised already."""
         scenes = (as_scene([image.to(self.device) for image in batch]) if batch else None for batch in batches)
-        outcomes = look_at_stream(self.net, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
+        outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
         return (replace(outcome, classes=self.classes, costs=self.costs) for outcome in without_gradients(outcomes))
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
@@ -259,7 +275,7 @@ class Bundle:
                     rule, deadline=Deadline(time.perf_counter, now, now + (ends_at - now) / (len(starts) - done))
                 )
             with torch.inference_mode():
-                parts.append(look_until_sure(self.net, scene, rule))
+                parts.append(look_until_sure(self.looking, scene, rule))
         return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
 
     def save(self, folder: str | Path) -> Path:
@@ -323,13 +339,7 @@ class Bundle:
             costs = Costs.from_plain(plain.get("costs", {}))
         except BadSetting as error:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
-        weights = folder / WEIGHTS_FILE
-        try:
-            tensors = safetensors.torch.load_file(weights)
-        except FileNotFoundError:
-            raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise BadBundle(f"{weights} is damaged ({error}). Copy or export the bundle again.") from None
+        weights, tensors = folder / WEIGHTS_FILE, read_weights(folder)
         if settings.shared_encoder:
             shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
             tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
@@ -350,12 +360,19 @@ def load(
     patch_px: int | None = None,
     looks: int | None = None,
     device: str | torch.device | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+    batch: int | None = None,
 ) -> Bundle:
     """A bundle out of its folder, or out of a checkpoint of the paper.
 
     model, patch_px, looks  what a checkpoint of the paper does not say itself
     device                  None: the GPU where there is one, else the CPU
+    runtime, batch          who looks, see Bundle.use; None: the network itself
+    threads                 of the CPU, for this whole process; None: as they are
     """
+    if runtime is not None:
+        check_name(runtime)
     path = Path(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):
@@ -366,7 +383,10 @@ def load(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return bundle.to(device)
+    bundle.to(device)
+    if threads is not None:
+        set_threads(threads)
+    return bundle if runtime is None else bundle.use(runtime, batch=batch)
 
 
 def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:
@@ -380,11 +400,3 @@ def _from_official(path: Path, model: str | None, patch_px: int | None, looks: i
     )
     bundle.thresholds = best_thresholds(official.curve)
     return bundle
-
-
-def _as_list(pictures: Picture | Sequence[Picture], frames: int) -> list[Picture]:
-    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
-        return list(pictures)
-    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
-        return [pictures]
-    return list(pictures)

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -60,6 +61,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"the bundle {folder} has format {plain['format']}, this glancefocus reads up to {FORMAT}. Update glancefocus."
         )
     return plain
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of the bundle in a folder."""
+    file = folder / WEIGHTS_FILE
+    try:
+        return safetensors.torch.load_file(file)
+    except FileNotFoundError:
+        raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise BadBundle(f"{file} is damaged ({error}). Copy or export the bundle again.") from None
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """How a picture becomes the image that a network looks at, and how boxes find their way back onto the picture."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,15 @@ def view_any(picture: Picture, view: ViewSettings) -> tuple[Tensor, Placement]:
     if isinstance(picture, Tensor):
         return view_tensor(picture, view)
     return view_picture(as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture), view)
+
+
+def several(pictures: Picture | Sequence[Picture], frames: int = 1) -> list[Picture]:
+    """Pictures, or clips of so many frames, as a list: one alone, a sequence of them, or a tensor with one more dimension."""
+    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
+        return list(pictures)
+    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
+        return [pictures]
+    return list(pictures)
 
 
 def _refuse_specks(height: int, width: int) -> None:
