@@ -339,13 +339,10 @@ class Bundle:
             costs = Costs.from_plain(plain.get("costs", {}))
         except BadSetting as error:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
-        weights, tensors = folder / WEIGHTS_FILE, read_weights(folder)
-        if settings.shared_encoder:
-            shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
-            tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
+        tensors = read_weights(folder, shared_encoder=settings.shared_encoder)
         try:
             net = build(settings)
-            load_exactly(net, tensors, "network", str(weights))
+            load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))
         except BadSetting as error:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
         except BadCheckpoint as error:

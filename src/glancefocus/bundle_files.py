@@ -63,15 +63,19 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return plain
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of the bundle in a folder."""
+def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Tensor]:
+    """The weights of the bundle in a folder; of an encoder that is shared they are there once."""
     file = folder / WEIGHTS_FILE
     try:
-        return safetensors.torch.load_file(file)
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
     except FileNotFoundError:
         raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise BadBundle(f"{file} is damaged ({error}). Copy or export the bundle again.") from None
+    if shared_encoder:
+        shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
+        tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
+    return tensors
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
