@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 import glancefocus
 from glancefocus.commands.words import Json, Runtime, Threads
+from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_train import train
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
@@ -151,6 +152,7 @@ def predict(
 app.command(train)
 app.command(evaluate)
 app.command(budget)
+app.command(bench)
 
 
 @app.command

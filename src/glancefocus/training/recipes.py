@@ -102,7 +102,7 @@ def train_settings(
     if stages is not None:
         plain["stages"] = _stage_names(stages)
     for assignment in assignments or []:
-        _assign(plain, assignment)
+        assign(plain, assignment)
     return from_plain(TrainSettings, plain)
 
 
@@ -123,7 +123,8 @@ def _merged(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _assign(plain: dict[str, Any], assignment: str) -> None:
+def assign(plain: dict[str, Any], assignment: str) -> None:
+    """Put the value of name=value, in which dots lead into tables of the table, into it."""
     name, equals, text = assignment.partition("=")
     if not equals or not name:
         raise BadSetting(f"a setting is given as name=value, such as aim.epochs=8, but got {assignment!r}.")

@@ -1,0 +1,207 @@
+"""`gf bench`: wall clock against the plain backbone, side by side in one run, and where the time goes."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from glancefocus.bundle import Bundle, load
+from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
+from glancefocus.costs import Costs
+from glancefocus.early_exit.forced import checked_shares, shares_within
+from glancefocus.errors import BadBudget, BadSetting, UnknownName
+from glancefocus.evaluation.bench import Subject, Timing, bench, forced_subject, images_needed, usual_cases
+from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.evaluation.same_accuracy import subject_at_backbone_accuracy
+from glancefocus.evaluation.time_shares import SHARES
+from glancefocus.network.assemble import create
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.made_up import make_up_weights
+from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.presets import PRESETS
+from glancefocus.network.weights import load_backbone_weights
+from glancefocus.runtimes.choose import RUNTIMES, check_name
+from glancefocus.training.recipes import assign
+
+LIGHT_POLICY = {"head": "conv", "conv_kernel": 1, "conv_channels": 32, "units": 256}
+# How many times fewer multiply-adds at the backbone's accuracy: the paper's table of throughput, and for MobileNetV3 its text.
+PAPER_RATIOS = {"resnet50": 1.90, "densenet121": 2.61, "densenet169": 1.84, "mobilenetv3_large_100": 1.4}
+
+
+@dataclass(frozen=True)
+class BenchAsked:
+    """What the user asked for, see words_bench."""
+
+    runtimes: Sequence[str] | None = None
+    batches: Sequence[int] = (1, 64, 128)
+    threads: int | None = None
+    exits: Sequence[float] | None = None
+    budget_macs: float | None = None
+    backbone: Path | None = None
+    light_policy: bool = False
+    light_heads: bool = False
+    changes: Sequence[str] = ()
+    rounds: int = 7
+
+    def __post_init__(self) -> None:
+        if self.exits is not None and self.budget_macs is not None:
+            raise BadSetting("say which shares leave after each look (--exits), or a --budget-macs, not both.")
+        for name in self.runtimes or ():
+            check_name(name, RUNTIMES)
+
+
+def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json: bool) -> None:
+    """Measure every case, and print what came of it."""
+    most_images = max(map(images_needed, asked.batches), default=1)
+    with progress_bars(quiet=as_json) as progress:
+        if Path(network).exists():
+            subject = _of_bundle(Path(network), data, asked, most_images, progress)
+        elif network in PRESETS:
+            subject = _of_preset(network, data, asked, most_images)
+        else:
+            raise UnknownName(
+                "bundle or preset", network, PRESETS, "Name a bundle's folder, or a preset of `gf models`."
+            )
+        device = next(subject.net.parameters()).device
+        cases = usual_cases(asked.runtimes, asked.batches, asked.threads, device)
+        timings: list[Timing] = []
+        for case in cases:
+            progress("measuring", len(timings), len(cases))
+            timings.append(bench(subject, case, rounds=asked.rounds, light_heads=asked.light_heads))
+    if as_json:
+        print(json.dumps([timing.to_plain() for timing in timings], indent=1))  # noqa: T201
+        return
+    _print(network, subject, timings)
+
+
+def _of_preset(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
+    if data is not None:
+        raise BadSetting(f"{name} has made-up weights, which recognise nothing in {data}. Leave the data out.")
+    if asked.backbone is not None:
+        raise BadSetting(f"{name} has made-up weights, and so has its backbone. Leave --backbone out.")
+    changes: dict[str, Any] = {"policy": dict(LIGHT_POLICY)} if asked.light_policy else {}
+    for assignment in asked.changes:
+        assign(changes, assignment)
+    generator = torch.Generator().manual_seed(0)
+    net = make_up_weights(create(name, seed=0, **changes), generator)
+    return _forced(net, count_costs(net.settings), None, asked, most_images, generator)
+
+
+def _of_bundle(folder: Path, data: str | None, asked: BenchAsked, most_images: int, progress: Any) -> Subject:
+    if asked.changes or asked.light_policy:
+        raise BadSetting("a bundle is trained as it is; --set and --light-policy are for presets. Leave them out.")
+    bundle = load(folder)
+    if data is None:
+        curve = next((p for p in bundle.curve if _thresholds(p) == _plain(bundle.thresholds)), None)
+        exits = None if curve is None else curve.get("exits_per_look")
+        usual = None if exits is None else [count / sum(exits) for count in exits]
+        generator = torch.Generator().manual_seed(0)
+        return _forced(bundle.net, bundle.costs, usual, asked, most_images, generator)
+    if asked.exits is not None or asked.budget_macs is not None:
+        raise BadSetting(
+            "with data thresholds are such that glancefocus is as accurate as the backbone. Leave the data out, or "
+            "--exits and --budget-macs."
+        )
+    backbone = _backbone_of(bundle, folder, asked.backbone)
+    records = Records(bundle, data, looks_folder(folder), progress=progress)
+    subject = subject_at_backbone_accuracy(records, backbone, most_images)
+    tell_bad_files(records.bad_files)
+    return subject
+
+
+def _backbone_of(bundle: Bundle, folder: Path, file: Path | None) -> GlanceFocus:
+    """The bundle's network with the plain backbone as its focus encoder."""
+    from glancefocus.training.run import BACKBONE_FILE
+
+    file = folder.absolute().parent / BACKBONE_FILE if file is None else file
+    if not file.exists():
+        raise BadSetting(
+            f"there is no plain backbone at {file} to be as accurate as. Name its weights with --backbone, or leave the data out."
+        )
+    net = copy.deepcopy(bundle.net)
+    load_backbone_weights(net.focus_encoder.backbone, file)
+    return net.eval()
+
+
+def _forced(
+    net: GlanceFocus,
+    costs: Costs,
+    usual: Sequence[float] | None,
+    asked: BenchAsked,
+    most_images: int,
+    generator: torch.Generator,
+) -> Subject:
+    """Noise, of which a share leaves after each look that was asked for, or is usual for the bundle, or is the paper's."""
+    looks = net.settings.looks
+    if asked.exits is not None:
+        shares = checked_shares(asked.exits, looks)
+    elif asked.budget_macs is not None:
+        shares = shares_within(costs.macs_after_look, asked.budget_macs)
+    elif usual is not None:
+        shares = list(usual)
+    elif net.settings.backbone in PAPER_RATIOS and net.settings.frames == 1:
+        shares = shares_within(costs.macs_after_look, costs.backbone_macs / PAPER_RATIOS[net.settings.backbone])
+    else:
+        raise BadBudget(
+            f"nobody has said how many images leave after each of {looks} looks. Say it with --exits, or give a --budget-macs of "
+            f"{costs.macs_after_look[0]:.3g} to {costs.macs_after_look[-1]:.3g}."
+        )
+    return forced_subject(net, costs, shares, most_images, generator)
+
+
+def _thresholds(point: dict[str, Any]) -> Any:
+    return _plain(point.get("thresholds"))
+
+
+def _plain(thresholds: Any) -> Any:
+    return None if thresholds is None else json.loads(json.dumps(thresholds))
+
+
+def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
+    console = output()
+    console.print(_ratios(network, timings))
+    console.print(_shares(timings))
+    exits = timings[0].exits
+    say(
+        f"of {sum(exits)} images {' / '.join(map(str, exits))} left after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
+    )
+    if subject.accuracy is not None and subject.backbone_accuracy is not None:
+        told = f"accuracy on all of the data: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %"
+        say(told + ("" if subject.accuracy >= subject.backbone_accuracy else "; no thresholds make it as accurate"))
+
+
+def _ratios(network: str, timings: Sequence[Timing]) -> Table:
+    table = Table(
+        title=f"{network} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
+    )
+    table.add_column("runtime", no_wrap=True)
+    for name in ("batch", "threads", "backbone", "glancefocus", "fewer macs", "less time", "quotient"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for t in timings:
+        table.add_row(
+            t.runtime + (" (light heads)" if t.light_heads else ""),
+            str(t.batch),
+            str(t.threads),
+            f"{t.backbone_ms:.2f} ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})",
+            f"{t.glancefocus_ms:.2f} ({t.glancefocus_ms_low:.2f}-{t.glancefocus_ms_high:.2f})",
+            f"{t.mac_ratio:.2f}",
+            f"{t.time_ratio:.2f}",
+            f"{t.quotient:.2f}",
+        )
+    return table
+
+
+def _shares(timings: Sequence[Timing]) -> Table:
+    table = Table(title="where the time of glancefocus goes, in %, and milliseconds of each look")
+    table.add_column("runtime", no_wrap=True)
+    for name in ("batch", *(share.replace("_", " ") for share in SHARES), "looks"):
+        table.add_column(name, justify="right")
+    for t in timings:
+        shares = [f"{100 * t.shares[name]:.1f}" for name in SHARES]
+        table.add_row(t.runtime, str(t.batch), *shares, " / ".join(f"{ms:.2f}" for ms in t.ms_per_look))
+    return table

@@ -1,0 +1,91 @@
+"""The words of `gf bench`. Nothing heavy is imported before they are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from glancefocus.commands.words import Json, Threads
+from glancefocus.errors import BadSetting
+
+
+def bench(
+    network: str,
+    data: str | None = None,
+    *,
+    runtime: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    batch: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    threads: Threads = None,
+    exits: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    budget_macs: float | None = None,
+    backbone: Path | None = None,
+    light_policy: Annotated[bool, Parameter(negative="")] = False,
+    light_heads: Annotated[bool, Parameter(negative="")] = False,
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
+    rounds: int = 7,
+    json: Json = False,
+) -> None:
+    """Measure the wall clock against the plain backbone, side by side: how much of the multiply-adds saved reaches the clock.
+
+    Example: gf bench runs/signs/bundle signs --runtime onnx openvino
+
+    Parameters
+    ----------
+    network
+        A bundle, or a preset of `gf models`, which gets made-up weights.
+    data
+        Labelled images, as for `gf evaluate`: thresholds are then such that glancefocus is as accurate as the backbone. Left out:
+        images are noise, and leave after each look in given shares.
+    runtime
+        Who computes: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: all that are
+        installed, on a CPU without compile.
+    batch
+        Images looked at together; several are measured. Left out: 1 64 128.
+    threads
+        Threads of the CPU. Left out: 1 for batches of one image, as on a phone, otherwise one for each core.
+    exits
+        The share of images that leaves after each look, such as 0.5,0.2,0.1,0.1,0.1. Left out: as the bundle's thresholds do, or
+        as the paper's networks at their backbone's accuracy.
+    budget_macs
+        Instead: average multiply-adds of an image; shares fall or rise from look to look by one factor.
+    backbone
+        Weights of the plain backbone. Left out: backbone.safetensors beside the bundle, where training puts it.
+    light_policy
+        For presets: a small policy, 1x1 convolution to 32 channels, 256 units.
+    light_heads
+        int8 weights in classifier and policy, in the runtimes eager and onnx.
+    setting
+        For presets: name=value of the network, such as policy.units=128; may be given several times.
+    rounds
+        Measured rounds; backbone and glancefocus once in each.
+    """
+    from glancefocus.commands.bench import BenchAsked, bench_network
+
+    asked = BenchAsked(
+        runtimes=None if runtime is None else _words(runtime),
+        batches=(1, 64, 128) if batch is None else [int(n) for n in _numbers(batch, "a batch is a whole number", int)],
+        threads=threads,
+        exits=None if exits is None else _numbers(exits, "a share of exits is a number", float),
+        budget_macs=budget_macs,
+        backbone=backbone,
+        light_policy=light_policy,
+        light_heads=light_heads,
+        changes=setting or (),
+        rounds=rounds,
+    )
+    bench_network(network, data, asked, as_json=json)
+
+
+def _words(given: list[str]) -> list[str]:
+    """Words given apart or with commas."""
+    return [part for text in given for part in text.split(",") if part]
+
+
+def _numbers(given: list[str], what: str, kind: type[int] | type[float]) -> list[float]:
+    numbers = []
+    for word in _words(given):
+        try:
+            numbers.append(kind(word))
+        except ValueError:
+            raise BadSetting(f"{what}, but got {word!r}.") from None
+    return numbers

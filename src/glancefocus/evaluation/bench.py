@@ -1,0 +1,220 @@
+"""Wall clock of glancefocus against the plain backbone, side by side: how much of the multiply-adds saved reaches the clock."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glancefocus.adaptive import look_until_sure
+from glancefocus.costs import Costs
+from glancefocus.early_exit.forced import forced_exits, planned_exits
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.errors import BadSetting
+from glancefocus.evaluation.time_shares import time_shares
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.outcome import Outcome
+from glancefocus.runtimes.choose import RuntimeOptions, installed, open_backbone, open_runtime, set_threads
+from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.scene import as_scene
+
+LIGHT_HEADS_IN = ("eager", "onnx")
+LEAST_IMAGES = 20
+"""With batches smaller than this several are looked at in a round, so that every number of looks is among them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a runtime, images looked at together, threads."""
+
+    runtime: str
+    batch: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is measured, at what.
+
+    net       glancefocus
+    backbone  a network whose focus encoder is the plain backbone to compare with
+    images    (N, ...) normalised
+    exits     after which look each of them leaves, decided beforehand; or
+    rule      by which they leave
+    accuracy, backbone_accuracy  where they are known
+    """
+
+    net: GlanceFocus
+    backbone: GlanceFocus
+    costs: Costs
+    images: Tensor
+    exits: Sequence[int] | None = None
+    rule: ExitRule | None = None
+    accuracy: float | None = None
+    backbone_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One row of `gf bench`: milliseconds an image, medians over the rounds with their quartiles.
+
+    mac_ratio   how many times fewer multiply-adds than the backbone
+    time_ratio  how many times less time, the median of the ratios within each round
+    quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
+    exits       images that left after each look
+    ms_per_look of an image that takes it, aim included
+    shares      of the time, see time_shares.SHARES
+    accuracy, backbone_accuracy  on all of the data, where there is any
+    """
+
+    runtime: str
+    batch: int
+    threads: int
+    backbone_ms: float
+    glancefocus_ms: float
+    mac_ratio: float
+    time_ratio: float
+    quotient: float
+    backbone_ms_low: float
+    backbone_ms_high: float
+    glancefocus_ms_low: float
+    glancefocus_ms_high: float
+    light_heads: bool
+    exits: list[int] = field(default_factory=list)
+    ms_per_look: list[float] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)
+    accuracy: float | None = None
+    backbone_accuracy: float | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def usual_cases(
+    runtimes: Sequence[str] | None, batches: Sequence[int], threads: int | None, device: torch.device
+) -> list[Case]:
+    """Every runtime at every batch size; on one thread at batch 1, as on a phone, and otherwise on all cores, unless told.
+
+    runtimes  None: all that are installed; on a CPU without torch.compile, which takes minutes to begin
+    """
+    if runtimes is None:
+        runtimes = [name for name in installed(device) if name != "compile" or device.type == "cuda"]
+    for batch in batches:
+        if batch < 1:
+            raise BadSetting(f"a batch holds at least one image, but batch is {batch}.")
+    cores = os.cpu_count() or 1
+    return [
+        Case(runtime, batch, threads if threads is not None else 1 if batch == 1 else cores)
+        for runtime in runtimes
+        for batch in batches
+    ]
+
+
+def images_needed(batch: int) -> int:
+    """Whole batches, of at least LEAST_IMAGES images."""
+    return batch * -(-LEAST_IMAGES // batch)
+
+
+def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, light_heads: bool = False) -> Timing:
+    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
+
+    light_heads  int8 weights in classifier and policy, in runtimes that can
+    """
+    if rounds < 1 or warm_up < 0:
+        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
+    threads_before = torch.get_num_threads()
+    light = light_heads and case.runtime in LIGHT_HEADS_IN
+    set_threads(case.threads)
+    try:
+        net = open_runtime(subject.net, case.runtime, options=RuntimeOptions(light_heads=light))
+        backbone = open_backbone(subject.backbone, case.runtime)
+        batches, rules = _batches(subject, case.batch)
+        times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
+        shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
+    finally:
+        torch.set_num_threads(threads_before)
+    images = sum(batch.shape[0] for batch in batches)
+    mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
+    mac_ratio = subject.costs.backbone_macs / mean_macs
+    timing = summary(times, images, mac_ratio)
+    looks = torch.bincount(outcome.looks.cpu(), minlength=subject.costs.looks + 1)[1:].tolist()
+    return Timing(
+        **asdict(case),
+        **timing,
+        light_heads=light,
+        exits=looks,
+        ms_per_look=ms_per_look,
+        shares=shares,
+        accuracy=subject.accuracy,
+        backbone_accuracy=subject.backbone_accuracy,
+    )
+
+
+def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, float]:
+    """Medians and quartiles of milliseconds an image, the ratio within each round, and the quotient; times in seconds a round."""
+    numbers: dict[str, float] = {}
+    for who, seconds in times.items():
+        each = [1000 * s / images for s in seconds]
+        low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
+        numbers |= {f"{who}_ms": median, f"{who}_ms_low": low, f"{who}_ms_high": high}
+    ratios = [one / other for one, other in zip(times["backbone"], times["glancefocus"], strict=True)]
+    time_ratio = statistics.median(ratios)
+    return {**numbers, "mac_ratio": mac_ratio, "time_ratio": time_ratio, "quotient": time_ratio / mac_ratio}
+
+
+def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]]:
+    """The images in batches, and by which rule each of them leaves."""
+    batches = list(subject.images[: images_needed(batch)].split(batch))
+    if subject.rule is not None:
+        return batches, [subject.rule] * len(batches)
+    assert subject.exits is not None
+    looks = subject.net.settings.looks
+    starts = range(0, len(batches) * batch, batch)
+    return batches, [forced_exits(subject.exits[start : start + batch], looks) for start in starts]
+
+
+def _in_turns(
+    net: GlanceFocus | PartsNetwork,
+    backbone: Callable[[Tensor], Tensor],
+    batches: Sequence[Tensor],
+    rules: Sequence[ExitRule],
+    rounds: int,
+    warm_up: int,
+) -> tuple[dict[str, list[float]], Outcome]:
+    """{who: seconds of each round}, and the outcome of the last."""
+    outcomes: list[Outcome] = []
+
+    def look() -> None:
+        outcomes[:] = [look_until_sure(net, as_scene(b), rule) for b, rule in zip(batches, rules, strict=True)]
+
+    def answer() -> None:
+        for images in batches:
+            backbone(images)
+
+    ways = {"backbone": answer, "glancefocus": look}
+    times: dict[str, list[float]] = {who: [] for who in ways}
+    with torch.inference_mode():
+        for number in range(-warm_up, rounds):
+            for who in ways if number % 2 == 0 else reversed(ways):
+                started = time.perf_counter()
+                ways[who]()
+                if batches[0].is_cuda:
+                    torch.cuda.synchronize(batches[0].device)
+                if number >= 0:
+                    times[who].append(time.perf_counter() - started)
+    return times, Outcome.join(outcomes)
+
+
+def forced_subject(
+    net: GlanceFocus, costs: Costs, shares: Sequence[float], most_images: int, generator: torch.Generator
+) -> Subject:
+    """A network that looks at noise, of which these shares leave after each look; its own focus encoder is the backbone."""
+    view, frames = net.settings.view, net.settings.frames
+    shape = (most_images, *(() if frames == 1 else (frames,)), 3, view.height_px, view.width_px)
+    device = next(net.parameters()).device
+    images = torch.randn(shape, generator=generator).to(device)
+    return Subject(net, net, costs, images, exits=planned_exits(shares, most_images))

@@ -1,0 +1,146 @@
+"""Where the time of looking goes: encoders and classifier, policy, cutting patches out, resizing, and what is left for Python."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glancefocus.adaptive import look_until_sure
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.look import Aim, Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.parts import take_apart
+from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.scene import Scene, as_scene, frames_of
+from glancefocus.settings import GlanceResize
+
+SHARES = ("encoder_and_classifier", "policy", "crop", "resize", "python")
+Clock = Callable[[], float]
+
+
+class Stopwatch:
+    """Seconds that were spent on each of several things; what runs on a GPU is waited for."""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self.seconds: dict[Any, float] = defaultdict(float)
+
+    def time(self, what: Any, work: Callable[[], Any]) -> Any:
+        started = self.clock()
+        result = work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[what] += self.clock() - started
+        return result
+
+
+class TimedScene:
+    """A scene whose glances and patches are timed."""
+
+    def __init__(self, scene: Scene, watch: Stopwatch) -> None:
+        self.scene = scene
+        self.watch = watch
+
+    @property
+    def count(self) -> int:
+        return self.scene.count
+
+    @property
+    def frames(self) -> int:
+        return frames_of(self.scene)
+
+    def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
+        seen: Tensor = self.watch.time("resize", lambda: self.scene.glance(px, resize))
+        return seen
+
+    def patch(self, where: Tensor, px: int) -> Tensor:
+        seen: Tensor = self.watch.time("crop", lambda: self.scene.patch(where, px))
+        return seen
+
+    def keep(self, rows: Tensor) -> "TimedScene":
+        return TimedScene(self.scene.keep(rows), self.watch)
+
+
+class TimedLooks:
+    """A network whose looks are timed by their number, aims included, and counted row by row."""
+
+    def __init__(self, net: PartsNetwork, watch: Stopwatch) -> None:
+        self.net = net
+        self.watch = watch
+        self.rows: dict[int, int] = defaultdict(int)
+        self.policy = _TimedAims(self)
+
+    def glance(self, scene: Scene) -> Look:
+        look: Look = self.watch.time(1, lambda: self.net.glance(scene))
+        self.rows[1] += look.count
+        return look
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        number = look.number + 1
+        self.rows[number] += look.count
+        following: Look = self.watch.time(number, lambda: self.net.focus(look, aim))
+        return following
+
+
+class _TimedAims:
+    def __init__(self, looks: TimedLooks) -> None:
+        self.looks = looks
+
+    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim:
+        aim: Aim = self.looks.watch.time(look.number + 1, lambda: self.looks.net.policy.aim(look, patch_px))
+        return aim
+
+
+def with_timed_parts(net: GlanceFocus | PartsNetwork, watch: Stopwatch) -> PartsNetwork:
+    """The same network, computed by the same runner, whose calls are timed: the policy's, and the others."""
+    if isinstance(net, PartsNetwork):
+        settings, run, policy = net.settings, net.run, net.policy
+        sides, units = policy.map_sides, policy.units
+    else:
+        modules = {part.name: part.module for part in take_apart(net)}
+        settings, sides, units = net.settings, net.policy.map_sides, net.policy.gru.hidden_size
+
+        def run(part: str, *inputs: Tensor) -> Sequence[Tensor]:
+            outputs = modules[part](*inputs)
+            return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+    def timed(part: str, *inputs: Tensor) -> Sequence[Tensor]:
+        what = "policy" if part.startswith("aim_") else "encoder_and_classifier"
+        outputs: Sequence[Tensor] = watch.time(what, lambda: run(part, *inputs))
+        return outputs
+
+    return PartsNetwork(settings, timed, sides, units)
+
+
+def time_shares(
+    net: GlanceFocus | PartsNetwork,
+    batches: Sequence[Tensor],
+    rules: Sequence[ExitRule],
+    *,
+    rounds: int = 3,
+    clock: Clock = time.perf_counter,
+) -> tuple[dict[str, float], list[float]]:
+    """The share of each of SHARES in the time of looking, and the milliseconds of each look for an image that takes it.
+
+    The shares and the looks are measured in passes of their own, so that one measurement is no part of the other.
+    """
+    watch, looking = Stopwatch(clock), Stopwatch(clock)
+    parts = with_timed_parts(net, watch)
+    plain = net if isinstance(net, PartsNetwork) else with_timed_parts(net, Stopwatch(clock))
+    looks = TimedLooks(plain, looking)
+    with torch.inference_mode():
+        for number in range(-1, rounds):
+            for images, rule in zip(batches, rules, strict=True):
+                scene = TimedScene(as_scene(images), watch)
+                watch.time("all", lambda scene=scene, rule=rule: look_until_sure(parts, scene, rule))  # type: ignore[misc]
+                look_until_sure(looks, as_scene(images), rule)
+            if number < 0:  # a first round is not counted
+                for noted in (watch.seconds, looking.seconds, looks.rows):
+                    noted.clear()
+    whole = watch.seconds["all"]
+    shares = {name: watch.seconds[name] / whole for name in SHARES[:-1]}
+    shares["python"] = 1 - sum(shares.values())
+    return shares, [1000 * looking.seconds[look] / looks.rows[look] for look in sorted(looks.rows)]
