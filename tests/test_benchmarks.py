@@ -6,10 +6,12 @@ import math
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from glancefocus.evaluation.bench import Timing
 from glancefocus.network.glance_focus import GlanceFocus
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -162,3 +164,21 @@ def test_merged_batches_are_compared_with_batches_alone(
     rows = merged.measure(small_net(), images, [3, 4], full_batch=6, rounds=1)
     assert [(row["batch"], row["different_answers"]) for row in rows] == [(3, 0), (4, 0)]
     assert merged.table(rows).count("\n") == 3
+
+
+def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    speed = importlib.import_module("speed")
+
+    def row(runtime: str, ms: float, quotient: float, light: bool = False) -> dict[str, Any]:
+        timing = Timing(runtime, 64, 2, 4 * ms, ms, 4.0, 4.0, quotient, 3 * ms, 5 * ms, ms, ms, light, [1, 1], [ms, ms])
+        shares = {"encoder_and_classifier": 0.9, "policy": 0.04, "crop": 0.03, "resize": 0.02, "python": 0.01}
+        return {"network": "gf-resnet50-96", **timing.to_plain(), "shares": shares}
+
+    rows = [row("plain", 30.0, 0.5), row("eager", 20.0, 0.97), row("onnx", 10.0, 0.9, light=True)]
+    assert speed.verdicts(rows) == [
+        "gf-resnet50-96, batch 64: the best quotient is 0.97, by eager (wanted: at least 0.95); the fastest is onnx, light heads, "
+        "of whose time 10.0 % is not encoder or classifier, 3.0 times as fast as torch as it comes."
+    ]
+    assert speed.ratio_table(rows).splitlines()[-1].startswith("| gf-resnet50-96 | onnx, light heads | 64 | 2 | 40.00")
+    assert "| 90.0 | 4.0 | 3.0 | 2.0 | 1.0 | 10.00 / 10.00 |" in speed.share_table(rows)

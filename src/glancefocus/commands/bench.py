@@ -57,12 +57,14 @@ class BenchAsked:
 
 def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json: bool) -> None:
     """Measure every case, and print what came of it."""
-    most_images = max(map(images_needed, asked.batches), default=1)
+    if not asked.batches:
+        raise BadSetting("there is nothing to measure: no batch was named.")
+    most_images = max(map(images_needed, asked.batches))
     with progress_bars(quiet=as_json) as progress:
         if Path(network).exists():
-            subject = _of_bundle(Path(network), data, asked, most_images, progress)
+            subject = bundle_subject(Path(network), data, asked, most_images, progress)
         elif network in PRESETS:
-            subject = _of_preset(network, data, asked, most_images)
+            subject = preset_subject(network, data, asked, most_images)
         else:
             raise UnknownName(
                 "bundle or preset", network, PRESETS, "Name a bundle's folder, or a preset of `gf models`."
@@ -79,7 +81,8 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
     _print(network, subject, timings)
 
 
-def _of_preset(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
+def preset_subject(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
+    """A preset with made-up weights, and noise of which the paper's shares leave after each look, unless others were asked for."""
     if data is not None:
         raise BadSetting(f"{name} has made-up weights, which recognise nothing in {data}. Leave the data out.")
     if asked.backbone is not None:
@@ -92,7 +95,8 @@ def _of_preset(name: str, data: str | None, asked: BenchAsked, most_images: int)
     return _forced(net, count_costs(net.settings), None, asked, most_images, generator)
 
 
-def _of_bundle(folder: Path, data: str | None, asked: BenchAsked, most_images: int, progress: Any) -> Subject:
+def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_images: int, progress: Any) -> Subject:
+    """A trained network at its backbone's accuracy on data, or with forced exits on noise."""
     if asked.changes or asked.light_policy:
         raise BadSetting("a bundle is trained as it is; --set and --light-policy are for presets. Leave them out.")
     bundle = load(folder)
@@ -145,7 +149,8 @@ def _forced(
     elif usual is not None:
         shares = list(usual)
     elif net.settings.backbone in PAPER_RATIOS and net.settings.frames == 1:
-        shares = shares_within(costs.macs_after_look, costs.backbone_macs / PAPER_RATIOS[net.settings.backbone])
+        budget = costs.backbone_macs / PAPER_RATIOS[net.settings.backbone]
+        shares = shares_within(costs.macs_after_look, budget, falling=True)
     else:
         raise BadBudget(
             f"nobody has said how many images leave after each of {looks} looks. Say it with --exits, or give a --budget-macs of "

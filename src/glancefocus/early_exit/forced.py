@@ -58,11 +58,14 @@ def checked_shares(shares: Sequence[float], looks: int) -> list[float]:
     return list(shares)
 
 
-def shares_within(macs_after_look: Sequence[float], budget_macs: float) -> list[float]:
-    """The geometric shares (see geometric.py) that cost so many multiply-adds on average."""
+def shares_within(macs_after_look: Sequence[float], budget_macs: float, *, falling: bool = False) -> list[float]:
+    """The geometric shares (see geometric.py) that cost so many multiply-adds on average.
+
+    falling  shares never rise from look to look, as in the paper; at the dearest they are equal, whatever the budget
+    """
     refuse_budget(budget_macs, macs_after_look[0], "macs")
     looks = len(macs_after_look)
-    low, high = 1e-9, 1e9
+    low, high = 1e-9, 1.0 if falling else 1e9
     for _ in range(HALVINGS):
         middle = float(np.sqrt(low * high))
         dearer = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs

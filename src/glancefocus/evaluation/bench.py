@@ -103,9 +103,6 @@ def usual_cases(
     """
     if runtimes is None:
         runtimes = [name for name in installed(device) if name != "compile" or device.type == "cuda"]
-    for batch in batches:
-        if batch < 1:
-            raise BadSetting(f"a batch holds at least one image, but batch is {batch}.")
     cores = os.cpu_count() or 1
     return [
         Case(runtime, batch, threads if threads is not None else 1 if batch == 1 else cores)
@@ -116,6 +113,8 @@ def usual_cases(
 
 def images_needed(batch: int) -> int:
     """Whole batches, of at least LEAST_IMAGES images."""
+    if batch < 1:
+        raise BadSetting(f"a batch holds at least one image, but batch is {batch}.")
     return batch * -(-LEAST_IMAGES // batch)
 
 
@@ -154,9 +153,9 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, li
     )
 
 
-def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, float]:
+def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, Any]:
     """Medians and quartiles of milliseconds an image, the ratio within each round, and the quotient; times in seconds a round."""
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     for who, seconds in times.items():
         each = [1000 * s / images for s in seconds]
         low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
@@ -168,7 +167,7 @@ def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dic
 
 def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]]:
     """The images in batches, and by which rule each of them leaves."""
-    batches = list(subject.images[: images_needed(batch)].split(batch))
+    batches = list(torch.split(subject.images[: images_needed(batch)], batch))
     if subject.rule is not None:
         return batches, [subject.rule] * len(batches)
     assert subject.exits is not None

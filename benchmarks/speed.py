@@ -1,0 +1,155 @@
+"""`gf bench` of three networks: how much of the multiply-adds saved reaches the clock, and how fast the best runtime is.
+
+python benchmarks/speed.py --bundle demo/run/bundle --write docs/results.md
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from results import machine, markdown_table, write_section
+
+from glancefocus.commands.bench import BenchAsked, bundle_subject, preset_subject
+from glancefocus.evaluation.bench import Case, Subject, bench, images_needed, usual_cases
+from glancefocus.evaluation.time_shares import SHARES
+
+# (batch, threads): many images on two cores, and one on a phone.
+SETTINGS = ((64, 2), (1, 1))
+# What at least one runtime should reach: {network: {batch: quotient}}.
+GOALS: dict[str, dict[int, float]] = {
+    "gf-resnet50-96": {64: 0.95, 1: 0.8},
+    "gf-mobilenetv3-large-100-96": {64: 0.8},
+}
+
+
+def subjects(bundle: Path | None, data: str) -> dict[str, Subject]:
+    """{name: who is measured}"""
+    most = max(images_needed(batch) for batch, _ in SETTINGS)
+    found = {}
+    if bundle is not None:
+        found["signs, trained"] = bundle_subject(bundle, data, BenchAsked(), most, lambda *told: None)
+    found["gf-resnet50-96"] = preset_subject("gf-resnet50-96", None, BenchAsked(light_policy=True), most)
+    name = "gf-mobilenetv3-large-100-96"
+    found[name] = preset_subject(name, None, BenchAsked(), most)
+    return found
+
+
+def measure(named: dict[str, Subject], runtimes: list[str] | None, rounds: int) -> list[dict[str, Any]]:
+    """One row for every network, runtime and setting; with int8 heads beside float ones where a runtime has them."""
+    rows = []
+    for name, subject in named.items():
+        device = next(subject.net.parameters()).device
+        names = dict.fromkeys(case.runtime for case in usual_cases(runtimes, [1], None, device))
+        for batch, threads in SETTINGS:
+            for runtime in names:
+                for light in (False, True) if runtime in ("eager", "onnx") else (False,):
+                    timing = bench(subject, Case(runtime, batch, threads), rounds=rounds, light_heads=light)
+                    rows.append({"network": name, **timing.to_plain()})
+                    print(f"{name} {runtime} {batch} {timing.quotient:.2f}", file=sys.stderr)
+    return rows
+
+
+def runtime_of(row: dict[str, Any]) -> str:
+    return row["runtime"] + (", light heads" if row["light_heads"] else "")
+
+
+def ratio_table(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            "network",
+            "runtime",
+            "batch",
+            "threads",
+            "backbone ms",
+            "glancefocus ms",
+            "fewer macs",
+            "less time",
+            "quotient",
+        ]
+    ]
+    for row in rows:
+        cells.append(
+            [
+                row["network"],
+                runtime_of(row),
+                str(row["batch"]),
+                str(row["threads"]),
+                f"{row['backbone_ms']:.2f} ({row['backbone_ms_low']:.2f} to {row['backbone_ms_high']:.2f})",
+                f"{row['glancefocus_ms']:.2f} ({row['glancefocus_ms_low']:.2f} to {row['glancefocus_ms_high']:.2f})",
+                f"{row['mac_ratio']:.2f}",
+                f"{row['time_ratio']:.2f}",
+                f"{row['quotient']:.2f}",
+            ]
+        )
+    return markdown_table(cells)
+
+
+def share_table(rows: list[dict[str, Any]]) -> str:
+    cells = [["network", "runtime", "batch", *(f"{name.replace('_', ' ')}, %" for name in SHARES), "ms of each look"]]
+    for row in rows:
+        shares = [f"{100 * row['shares'][name]:.1f}" for name in SHARES]
+        looks = " / ".join(f"{ms:.2f}" for ms in row["ms_per_look"])
+        cells.append([row["network"], runtime_of(row), str(row["batch"]), *shares, looks])
+    return markdown_table(cells)
+
+
+def verdicts(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence for every network and setting: the best quotient; overhead; the fastest runtime against eager as it comes."""
+    told = []
+    for name, batch in dict.fromkeys((row["network"], row["batch"]) for row in rows):
+        own = [row for row in rows if (row["network"], row["batch"]) == (name, batch)]
+        best = max(own, key=lambda row: row["quotient"])
+        fastest = min(own, key=lambda row: row["glancefocus_ms"])
+        goal = GOALS.get(name, {}).get(batch)
+        wanted = "" if goal is None else f" (wanted: at least {goal})"
+        sentence = f"{name}, batch {batch}: the best quotient is {best['quotient']:.2f}, by {runtime_of(best)}{wanted}"
+        overhead = 1 - fastest["shares"]["encoder_and_classifier"]
+        sentence += (
+            f"; the fastest is {runtime_of(fastest)}, of whose time {100 * overhead:.1f} % is not encoder or classifier"
+        )
+        plain = next((row for row in own if row["runtime"] == "plain"), None)
+        if plain is not None:
+            sentence += (
+                f", {plain['glancefocus_ms'] / fastest['glancefocus_ms']:.1f} times as fast as torch as it comes"
+            )
+        told.append(sentence + ".")
+    return told
+
+
+def main(arguments: list[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description="`gf bench` of three networks.")
+    parser.add_argument("--bundle", type=Path, help="a trained network, beside its backbone.safetensors")
+    parser.add_argument("--data", default="signs", help="what it was trained on")
+    parser.add_argument("--runtimes", nargs="+", help="instead of all that are installed")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--write", type=Path, help="put the tables into this file, such as docs/results.md")
+    chosen = parser.parse_args(words)
+
+    rows = measure(subjects(chosen.bundle, chosen.data), chosen.runtimes, chosen.rounds)
+    body = (
+        "What `gf bench` measures: milliseconds an image, medians of "
+        f"{chosen.rounds} rounds in which backbone and glancefocus take turns, with quartiles; ratios are taken within each round. "
+        "Quotient: 1 where all of the saving in multiply-adds reaches the clock. The trained network has the thresholds that "
+        "make it as accurate as its backbone; the presets have made-up weights and the paper's shares of exits (ResNet-50 with the "
+        f"light policy).\n\n{ratio_table(rows)}\n\nWhere the time of glancefocus goes:\n\n{share_table(rows)}\n\n"
+        + "\n".join(f"- {sentence}" for sentence in verdicts(rows))
+    )
+    print(json.dumps(rows, indent=1) if chosen.json else body)
+    if chosen.write is not None:
+        write_section(
+            chosen.write,
+            "speed",
+            title="Wall clock against the plain backbone",
+            command=shlex.join(["python", "benchmarks/speed.py", *words]),
+            machine=machine(),
+            body=body,
+        )
+
+
+if __name__ == "__main__":
+    main()
