@@ -120,3 +120,26 @@ def test_signers_that_are_tested_on_are_not_learnt_from(monkeypatch: pytest.Monk
     assert [(Path(path).name, sign, split) for path, sign, split in rows] == [
         *(("001_001_001", "001", "train"), ("001_008_001", "001", "val"), ("001_009_001", "001", "test")),
     ]
+
+
+def test_training_is_measured_both_ways_in_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path))
+    speed = importlib.import_module("training_speed")
+    monkeypatch.setattr(speed, "keep_freed_memory", lambda: True)
+    assert speed.summarise([{"stage": "aim", "images": 60, "before_s": [2.0, 4.0], "after_s": [3.0, 1.0]}]) == [
+        {
+            "stage": "aim",
+            "epochs": 2,
+            "before_images_per_s": 10.0,
+            "after_images_per_s": 15.0,
+            "times_faster": 1.5,
+        }
+    ]
+    stages = 'stages=["recognise","aim"]'
+    speed.main(["--scenes", "8", "--threads", "1", "--set", "batch_size=4", "--set", stages, "--epochs", "2", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["stage"], row["epochs"]) for row in told] == [("recognise", 2), ("aim", 2)]
+    assert all(row["times_faster"] > 0 for row in told)

@@ -36,6 +36,20 @@ class Recorder(Protocol):
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None: ...
 
 
+class KnownGlance:
+    """A network that need not glance: the first look is known already."""
+
+    def __init__(self, net: LookingNetwork, look: Look) -> None:
+        self.net = net
+        self.look = look
+
+    def glance(self, scene: Scene) -> Look:
+        return self.look
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        return self.net.focus(look, aim)
+
+
 class ChosenSizes:
     """A policy whose patches have the sizes that a rule chooses."""
 

@@ -78,9 +78,10 @@ class Look:
 
     def keep(self, mask: Tensor) -> "Look":
         """The same look at the rows where mask (B,) is true; what is left out is not copied along."""
-        if bool(mask.all()):
-            return self
-        rows = mask.nonzero(as_tuple=True)[0]
+        return self if bool(mask.all()) else self.at(mask.nonzero(as_tuple=True)[0])
+
+    def at(self, rows: Tensor) -> "Look":
+        """The same look at these rows, (K,) int64, in this order; one may be named several times."""
         return replace(
             self,
             scene=self.scene.keep(rows),

@@ -190,7 +190,7 @@ def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: 
         for draws in (1, 16):
             aim = AimSettings(reward="contrastive", monte_carlo=draws)
             several = [
-                stage2_aim.episode_rewards(net, looks, labels, aim, torch.Generator().manual_seed(seed))
+                stage2_aim.episode_rewards(net, looks, labels, aim, torch.Generator().manual_seed(seed), None)
                 for seed in range(8)
             ]
             spread.append(float(torch.stack(several).std(dim=0).mean()))

@@ -19,6 +19,10 @@ class ClipFileSplit(FileSplit):
 
     frames: int = 8
 
+    @property
+    def fixed(self) -> bool:
+        return False  # frames are drawn from random places in time
+
     def _reader(self) -> "Dataset[Batch | str]":
         return _Clips(self.files, self.labels, self.view, self.augment, self.frames)
 

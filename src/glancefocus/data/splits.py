@@ -32,6 +32,11 @@ class Split(Protocol):
     labels: Tensor
     boxes: Tensor | None
 
+    @property
+    def fixed(self) -> bool:
+        """A seed changes nothing: every epoch sees the same images."""
+        ...
+
     def __len__(self) -> int: ...
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
@@ -65,6 +70,10 @@ class MemorySplit:
     flip: bool = False
     boxes: Tensor | None = None
 
+    @property
+    def fixed(self) -> bool:
+        return not self.flip
+
     def __len__(self) -> int:
         return int(self.labels.shape[0])
 
@@ -94,6 +103,10 @@ class FileSplit:
     augment: AugmentSettings
     boxes: Tensor | None = None
     _loaders: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def fixed(self) -> bool:
+        return not self.augment.flip and (self.augment.crop >= 1 or self.view.fit == "whole")
 
     def __len__(self) -> int:
         return len(self.files)

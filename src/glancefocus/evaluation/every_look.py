@@ -1,19 +1,19 @@
 """What a network answers after every look, over a whole split."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from glancefocus.adaptive import Policy, look_until_sure
+from glancefocus.adaptive import KnownGlance, Policy, look_until_sure
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.rule import every_look
-from glancefocus.look import rows_by_size
+from glancefocus.look import Look, rows_by_size
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.scene import as_batch, top_left
+from glancefocus.scene import Scene, as_batch, top_left
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,15 @@ def evaluate_every_look(
     rows: list[int] | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    glance: Callable[[Scene, Sequence[int]], Look] | None = None,
 ) -> Evaluation:
     """Every look at every image of a split; the network's mode is put back afterwards.
 
     policy  who aims; None: the network's own
     rows    only these images
+    glance  who makes the first look at a scene of these images of the split; None: the network
     """
+    policy = net.policy if policy is None else policy
     looks = net.settings.looks if looks is None else looks
     rows = list(range(len(split))) if rows is None else rows
     device = next(net.parameters()).device
@@ -78,9 +81,12 @@ def evaluate_every_look(
     image_hw = (0, 0)
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
-        for images, truth in scene_batches(split, net.settings.view, order, None, workers):
+        batches = scene_batches(split, net.settings.view, order, None, workers)
+        for indexes, (images, truth) in zip(order, batches, strict=True):
             image_hw = (int(images.shape[-2]), int(images.shape[-1]))
-            outcome = look_until_sure(net, as_batch(images.to(device), net.settings.view), every_look(looks), policy)
+            scene = as_batch(images.to(device), net.settings.view)
+            looking = net if glance is None else KnownGlance(net, glance(scene, indexes))
+            outcome = look_until_sure(looking, scene, every_look(looks), policy)
             # The logits of a large split would not fit; nothing here needs them.
             parts.append(replace(outcome, logits=outcome.logits[:, :0]))
             labels.append(truth)

@@ -46,8 +46,11 @@ class GlanceFocus(nn.Module):
                 f"this network looks at {_what(settings.frames)}, but got {_what(frames_of(scene))}. "
                 "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
             )
-        encoding = self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize))
-        memory, logits = self.answer_glance(encoding.vector)
+        return self.first_look(scene, self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize)))
+
+    def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
+        """The first look at a scene whose glance is encoded already; answer: memory and logits, where they are known, too."""
+        memory, logits = self.answer_glance(encoding.vector) if answer is None else answer
         return Look(
             number=1,
             scene=scene,
@@ -55,7 +58,7 @@ class GlanceFocus(nn.Module):
             logits=logits,
             vector=encoding.vector,
             map=encoding.map,
-            px=settings.glance_px,
+            px=self.settings.glance_px,
             memory=memory,
         )
 

@@ -158,10 +158,15 @@ def draw_px(
     sizes: tuple[int, ...], look: Look, generator: torch.Generator | None, each_row: bool = False
 ) -> int | Tensor:
     """The size of the next patch: one for the whole batch, which keeps it whole, or one for each row; nothing is drawn from one."""
-    if len(sizes) == 1:
-        return sizes[0]
-    drawn = torch.randint(len(sizes), (look.count if each_row else 1,), generator=generator)
-    return torch.tensor(sizes)[drawn].to(look.logits.device) if each_row else sizes[int(drawn)]
+    if not each_row or len(sizes) == 1:
+        return draw_one_px(sizes, generator)
+    drawn = torch.randint(len(sizes), (look.count,), generator=generator)
+    return torch.tensor(sizes)[drawn].to(look.logits.device)
+
+
+def draw_one_px(sizes: tuple[int, ...], generator: torch.Generator | None) -> int:
+    """One of these sizes."""
+    return sizes[0] if len(sizes) == 1 else sizes[int(torch.randint(len(sizes), (1,), generator=generator))]
 
 
 class CentreCornerPolicy:

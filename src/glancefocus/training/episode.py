@@ -1,11 +1,14 @@
 """Episodes: every look of a batch, kept for learning; and the policy that explores."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from glancefocus.adaptive import LookingNetwork, Policy, run_looks
 from glancefocus.early_exit.rule import every_look
 from glancefocus.look import Aim, Look
+from glancefocus.network.policy import draw_one_px
 from glancefocus.scene import Scene
 from glancefocus.training.ppo import gaussian_log_prob
 
@@ -54,6 +57,50 @@ class ExploringPolicy:
         )
 
 
+def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tuple[int, ...]) -> torch.Generator:
+    """The generator as it will be after so many aims of an exploring policy with these patch sizes; itself it stays as it is.
+
+    What is drawn after an episode can so be drawn before it.
+    """
+    later = torch.Generator()
+    later.set_state(generator.get_state())
+    for _ in range(aims):
+        draw_one_px(sizes, later)
+        torch.randn(count, 2, generator=later)
+    return later
+
+
+class ComparingNetwork:
+    """Looks where it is aimed and, in the same batch, at random places.
+
+    elsewhere  for every focus look so far (draws, B, classes): the answers had it gone to random places instead
+    """
+
+    def __init__(self, net: LookingNetwork, draws: int, generator: torch.Generator) -> None:
+        self.net = net
+        self.draws = draws
+        self.generator = generator
+        self.elsewhere: list[Tensor] = []
+
+    def glance(self, scene: Scene) -> Look:
+        return self.net.glance(scene)
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        count, device = look.count, look.logits.device
+        several = torch.arange(count, device=device).repeat(1 + self.draws)
+        places = [random_places(count, self.generator, device) for _ in range(self.draws)]
+        aims = replace(aim.keep(several), where=torch.cat([aim.where, *places]))
+        seen = self.net.focus(look.at(several), aims)
+        self.elsewhere.append(seen.logits[count:].reshape(self.draws, count, -1))
+        chosen = seen.at(torch.arange(count, device=device))
+        return replace(chosen, scene=look.scene, rows=look.rows, aim=aim)
+
+
+def random_places(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """(B, 2) anywhere; drawn on the CPU, so that a seed gives the same places on every device."""
+    return torch.rand(count, 2, generator=generator).to(device)
+
+
 class FixedPolicy:
     """The learnt policy, looked up and not trained: what stage III aims with."""
 
@@ -67,7 +114,13 @@ class FixedPolicy:
 
 def label_probability(looks: list[Look], labels: Tensor) -> Tensor:
     """(T, B) probability of the true class after each look."""
-    return torch.stack([look.logits.detach().float().softmax(dim=1).gather(1, labels[:, None])[:, 0] for look in looks])
+    return torch.stack([probability_of(look.logits, labels) for look in looks])
+
+
+def probability_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """(..., B) probability of the true class; logits (..., B, classes), labels (B,)."""
+    probability = logits.detach().float().softmax(dim=-1)
+    return probability.gather(-1, labels[:, None].expand(*probability.shape[:-1], 1))[..., 0]
 
 
 def accuracy_after(looks: list[Look], labels: Tensor) -> list[float]:

@@ -72,7 +72,7 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
         if settings.network.classes != len(data.classes):
             raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
         net.to(accelerator.device)
-        _Training(Workshop(net, data, settings, accelerator), folder, journal).run()
+        _Training(Workshop(net, data, settings, accelerator, _tell(journal)), folder, journal).run()
         if main:
             bundle = finish_bundle(net, data, settings, folder)
             bundle.save(folder / BUNDLE_FOLDER)
@@ -214,7 +214,11 @@ class _Training:
         for step, (images, labels) in enumerate(batches, start=first_step):
             step_seed = mix(seed, step, rank)
             torch.manual_seed(step_seed)
-            moment = Moment((epoch + step / len(order)) / stage.epochs, torch.Generator().manual_seed(step_seed))
+            moment = Moment(
+                progress=(epoch + step / len(order)) / stage.epochs,
+                generator=torch.Generator().manual_seed(step_seed),
+                rows=torch.as_tensor(own[step - first_step]),
+            )
             numbers = stage.update(images.to(accelerator.device), labels.to(accelerator.device), moment)
             seen += len(order[step])
             _add(sums, numbers)

@@ -64,6 +64,8 @@ class AimSettings:
     passes             over each batch; with 1, as in the paper, the ratio is 1 and the clip never acts
     gae_lambda         generalised advantages; None: discounted returns less the critic's value, as in the paper
     normalise_returns  over looks and batch, as the released code does
+    compare_together   the random patches of the contrastive reward go through the network in one batch with the chosen ones, which
+                       is faster and takes as much more memory
     deviation_end      the exploration's deviation goes from `deviation` to this along the stage; None: it stays
     """
 
@@ -80,6 +82,7 @@ class AimSettings:
     passes: int = 1
     gae_lambda: float | None = None
     normalise_returns: bool = True
+    compare_together: bool = True
 
     def __post_init__(self) -> None:
         for name in ("deviation", "lr"):
@@ -119,6 +122,8 @@ class TrainSettings:
     weights  for both encoders before anything is trained: "pretrained", a file, or None
     start    a bundle whose whole network training goes on from
     rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
+    keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
+                      more memory than this; 0: with every batch
     """
 
     data: DataSettings
@@ -132,6 +137,7 @@ class TrainSettings:
     precision: Literal["no", "bf16", "fp16"] = "no"
     accumulation: int = 1
     checkpoint_minutes: float = 5.0
+    keep_glances_mib: int = 1024
     backbone: InitialiseSettings = field(default_factory=InitialiseSettings)
     glance: InitialiseSettings = field(default_factory=InitialiseSettings)
     recognise: RecogniseSettings = field(default_factory=RecogniseSettings)

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.datasets import Data
+from glancefocus.data.datasets import Data, Progress
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.network.glance_focus import GlanceFocus
@@ -19,12 +19,16 @@ from glancefocus.training.settings import TrainSettings
 
 @dataclass
 class Workshop:
-    """What every stage works with."""
+    """What every stage works with.
+
+    tell  who hears about what takes a while, as (what, done, of so many)
+    """
 
     net: GlanceFocus
     data: Data
     settings: TrainSettings
     accelerator: Accelerator
+    tell: Progress | None = None
 
     @property
     def workers(self) -> int:
@@ -37,10 +41,12 @@ class Moment:
 
     progress   in [0, 1) along the stage
     generator  on the CPU, seeded anew for every update
+    rows       (B,) int64 which images of the training data the batch consists of; None: nobody knows
     """
 
     progress: float
     generator: torch.Generator
+    rows: Tensor | None = None
 
 
 class Stage(Protocol):
@@ -106,17 +112,22 @@ def set_rates(optimizer: Any, progress: float, warmup: float = 0.0) -> None:
 def descend(
     workshop: Workshop, step: nn.Module, optimizer: Any, images: Tensor, labels: Tensor, **more: Any
 ) -> tuple[float, list[dict[str, Any]]]:
-    """One update of a step module that gives (loss, numbers) for a batch; large batches are accumulated in parts."""
+    """One update of a step module that gives (loss, numbers) for a batch; large batches are accumulated in parts.
+
+    more  for the step; tensors among it have a row for every image and are divided like the batch
+    """
     accelerator = workshop.accelerator
     parts = min(workshop.settings.accumulation, images.shape[0])
     optimizer.zero_grad()
     total, numbers = 0.0, []
     chunks = list(zip(images.chunk(parts), labels.chunk(parts), strict=True))
+    divided = {name: value.chunk(parts) for name, value in more.items() if isinstance(value, Tensor)}
     for index, (some_images, some_labels) in enumerate(chunks):
+        own = {name: pieces[index] for name, pieces in divided.items()}
         share = some_images.shape[0] / images.shape[0]
         with _sync(step, index == len(chunks) - 1):
             with accelerator.autocast():
-                loss, facts = step(some_images, some_labels, **more)
+                loss, facts = step(some_images, some_labels, **{**more, **own})
             accelerator.backward(loss * share)
         total += float(loss.detach()) * share
         numbers.append(facts)

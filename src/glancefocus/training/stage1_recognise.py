@@ -14,6 +14,7 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.scene import as_batch
 from glancefocus.training.episode import accuracy_after, play
+from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 
@@ -28,15 +29,19 @@ def recognition_loss(net: GlanceFocus, looks: list[Look], labels: Tensor, own_he
 
 
 class RecogniseStep(nn.Module):
-    """The loss of one batch, aimed by whom it is given."""
+    """The loss of one batch, aimed by whom it is given; rows (B,) say which training images it consists of."""
 
-    def __init__(self, net: GlanceFocus, own_head_weight: float) -> None:
+    def __init__(self, net: GlanceFocus, own_head_weight: float, glances: FrozenGlances) -> None:
         super().__init__()
         self.net = net
         self.own_head_weight = own_head_weight
+        self.glances = glances
 
-    def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, dict[str, Any]]:
-        looks = play(self.net, as_batch(images, self.net.settings.view), self.net.settings.looks, policy)
+    def forward(
+        self, images: Tensor, labels: Tensor, policy: Policy, rows: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        scene = as_batch(images, self.net.settings.view)
+        looks = play(self.glances.network(scene, rows), scene, self.net.settings.looks, policy)
         return recognition_loss(self.net, looks, labels, self.own_head_weight), {
             "accuracy": accuracy_after(looks, labels)
         }
@@ -58,8 +63,9 @@ class RecogniseStage:
         if encoders:
             groups.append({"params": list(dict.fromkeys(encoders)), "lr": settings.encoder_lr})
         optimizer = make_optimizer("sgd", groups, settings.weight_decay)
+        self.glances = FrozenGlances(workshop, self.epochs)
         self.step, self.optimizer = workshop.accelerator.prepare(
-            RecogniseStep(net, settings.own_head_weight), optimizer
+            RecogniseStep(net, settings.own_head_weight, self.glances), optimizer
         )
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
@@ -80,18 +86,25 @@ class RecogniseStage:
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         set_rates(self.optimizer, moment.progress)
+        policy = self.aims(moment.generator)
         loss, numbers = descend(
-            self.workshop, self.step, self.optimizer, images, labels, policy=self.aims(moment.generator)
+            self.workshop, self.step, self.optimizer, images, labels, policy=policy, rows=moment.rows
         )
         return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
 
     def validate(self, split: Split) -> dict[str, Any]:
         policy = self.aims(torch.Generator().manual_seed(0), each_row=True)
-        evaluation = evaluate_every_look(self.workshop.net, split, policy, workers=self.workshop.workers)
+        evaluation = evaluate_every_look(
+            self.workshop.net,
+            split,
+            policy,
+            workers=self.workshop.workers,
+            glance=self.glances.of_validation(split),
+        )
         return {"val_accuracy": evaluation.accuracy_per_look}
 
     def finish(self) -> None:
-        pass
+        self.glances.forget()
 
     def state(self) -> dict[str, Any]:
         return {}

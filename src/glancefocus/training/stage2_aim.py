@@ -7,14 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glancefocus.adaptive import LookingNetwork
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
-from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import LearntPolicy, RandomSizes
-from glancefocus.scene import as_batch
-from glancefocus.training.episode import ExploringPolicy, accuracy_after, label_probability, play
+from glancefocus.scene import Scene, as_batch
+from glancefocus.training.episode import (
+    ComparingNetwork,
+    ExploringPolicy,
+    accuracy_after,
+    after_exploring,
+    label_probability,
+    play,
+    probability_of,
+    random_places,
+)
+from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.ppo import (
     discounted_returns,
     gaussian_entropy,
@@ -49,25 +59,55 @@ class PolicyStep(nn.Module):
         return torch.stack(means), torch.stack(values)
 
 
+def play_and_reward(
+    net: LookingNetwork, scene: Scene, labels: Tensor, explorer: ExploringPolicy, workshop: Workshop
+) -> tuple[list[Look], Tensor]:
+    """The looks of an episode and (L, B) what each of its aims was worth.
+
+    net  the workshop's, whose glance at the scene may be known
+    """
+    settings, whole = workshop.settings.aim, workshop.net.settings
+    if settings.reward != "contrastive" or not settings.compare_together:
+        looks = play(net, scene, whole.looks, explorer)
+        return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None)
+    later = after_exploring(explorer.generator, whole.looks - 1, scene.count, whole.patch_px)
+    comparing = ComparingNetwork(net, settings.monte_carlo, later)
+    looks = play(comparing, scene, whole.looks, explorer)
+    return looks, episode_rewards(net, looks, labels, settings, later, comparing.elsewhere)
+
+
 def episode_rewards(
-    net: GlanceFocus, looks: list[Look], labels: Tensor, settings: AimSettings, generator: torch.Generator
+    net: LookingNetwork,
+    looks: list[Look],
+    labels: Tensor,
+    settings: AimSettings,
+    generator: torch.Generator,
+    elsewhere: list[Tensor] | None,
 ) -> Tensor:
-    """(L, B) what each aim of an episode was worth; for the contrastive reward random patches are looked at too."""
+    """(L, B) what each aim of an episode was worth.
+
+    elsewhere  of the contrastive reward, for each aim (draws, B, classes): the answers after random patches instead; None: they
+               are looked at now
+    """
     probability = label_probability(looks, labels)
     if settings.reward == "increment":
         return increment_reward(probability)
     if settings.reward == "cross_entropy":
         return cross_entropy_reward(probability)
-    at_random = []
-    for look, following in itertools.pairwise(looks):
-        assert following.aim is not None
-        draws = []
-        for _ in range(settings.monte_carlo):
-            where = torch.rand(look.count, 2, generator=generator).to(labels.device)
-            elsewhere = net.focus(look, Aim(where=where, patch_px=following.aim.patch_px))
-            draws.append(label_probability([elsewhere], labels)[0])
-        at_random.append(torch.stack(draws).mean(dim=0))
+    if elsewhere is None:
+        pairs = list(itertools.pairwise(looks))
+        elsewhere = [answers_elsewhere(net, look, now.aim, settings.monte_carlo, generator) for look, now in pairs]
+    at_random = [probability_of(answers, labels).mean(dim=0) for answers in elsewhere]
     return contrastive_reward(probability, torch.stack(at_random))
+
+
+def answers_elsewhere(
+    net: LookingNetwork, look: Look, aim: Aim | None, draws: int, generator: torch.Generator
+) -> Tensor:
+    """(draws, B, classes) what the network answers after random patches of the size of the aim's."""
+    assert aim is not None
+    places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
+    return torch.stack([net.focus(look, Aim(where=where, patch_px=aim.patch_px)).logits for where in places])
 
 
 def improve_policy(
@@ -133,6 +173,7 @@ class AimStage:
         self.train_mode()
         optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
         self.step, self.optimizer = workshop.accelerator.prepare(PolicyStep(policy), optimizer)
+        self.glances = FrozenGlances(workshop, self.epochs)
         self.best_accuracy = -1.0
         self.best_policy: dict[str, Tensor] = {}
 
@@ -147,15 +188,18 @@ class AimStage:
         deviation = deviation_at(self.settings, moment.progress)
         with torch.no_grad(), self.workshop.accelerator.autocast():
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
-            looks = play(net, as_batch(images, net.settings.view), net.settings.looks, explorer)
-            rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
+            scene = as_batch(images, net.settings.view)
+            looking = self.glances.network(scene, moment.rows)
+            looks, rewards = play_and_reward(looking, scene, labels, explorer, self.workshop)
         numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
 
     def validate(self, split: Split) -> dict[str, Any]:
         net = self.workshop.net
         policy = RandomSizes(net.policy, torch.Generator().manual_seed(0), each_row=True)
-        evaluation = evaluate_every_look(net, split, policy, workers=self.workshop.workers)
+        evaluation = evaluate_every_look(
+            net, split, policy, workers=self.workshop.workers, glance=self.glances.of_validation(split)
+        )
         accuracy = evaluation.accuracy_per_look
         if accuracy[-1] > self.best_accuracy:
             self.best_accuracy = accuracy[-1]
@@ -171,6 +215,7 @@ class AimStage:
         return numbers
 
     def finish(self) -> None:
+        self.glances.forget()
         if self.best_policy:
             self.workshop.net.policy.load_state_dict(self.best_policy)
 

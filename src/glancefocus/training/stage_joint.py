@@ -17,7 +17,7 @@ from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.settings import JointSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 from glancefocus.training.stage1_recognise import recognition_loss
-from glancefocus.training.stage2_aim import AimStage, deviation_at, episode_rewards, improve_policy
+from glancefocus.training.stage2_aim import AimStage, deviation_at, improve_policy, play_and_reward
 
 
 def distillation_loss(looks: list[Look]) -> Tensor:
@@ -82,8 +82,7 @@ class JointStage(AimStage):
         )
         net.eval()
         with torch.no_grad(), workshop.accelerator.autocast():
-            looks = play(net, as_batch(images, net.settings.view), net.settings.looks, explorer)
-            rewards = episode_rewards(net, looks, labels, self.settings, moment.generator)
+            looks, rewards = play_and_reward(net, as_batch(images, net.settings.view), labels, explorer, workshop)
         self.train_mode()
         aimed = improve_policy(workshop, self.step, self.optimizer, looks, rewards, deviation)
         return {
