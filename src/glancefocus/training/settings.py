@@ -45,6 +45,8 @@ class RecogniseSettings:
     own_head_weight  lambda of Eq. 9
     freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
     freeze_encoders  train the classifier only (video)
+    deviation        of the aims that stage III learns with, around where the policy aims: where images do not change from epoch to
+                     epoch, patches do; 0, the paper's: exactly there. Stage I aims at random anyway.
     """
 
     epochs: int = 60
@@ -54,6 +56,13 @@ class RecogniseSettings:
     own_head_weight: float = 1.0
     freeze_glance: bool = False
     freeze_encoders: bool = False
+    deviation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.deviation < 1:
+            raise BadSetting(
+                f"the deviation of aims must be at least 0 and below 1, a share of the image, but got {self.deviation}."
+            )
 
 
 @dataclass(frozen=True)
