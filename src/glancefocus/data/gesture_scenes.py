@@ -41,8 +41,8 @@ class GesturesSettings:
     frames: int = 8
     height: int = 128
     width: int = 128
-    radius_min_px: float = 9.0
-    radius_max_px: float = 11.0
+    radius_min_px: float = 13.0
+    radius_max_px: float = 15.0
     distractors_max: int = 4
 
     def __post_init__(self) -> None:

@@ -123,7 +123,7 @@ def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
 
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
-    if name in ("backbone", "glance"):
+    if name in ("small", "backbone", "glance"):
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,
@@ -202,7 +202,7 @@ class _Training:
     def _run_epoch(self, index: int, stage: Stage, epoch: int, first_step: int, sums: dict[str, Any]) -> None:
         """From this step on; sums are those of the steps before it."""
         workshop, settings = self.workshop, self.workshop.settings
-        accelerator, data = workshop.accelerator, workshop.data
+        accelerator, data = workshop.accelerator, stage.data
         seed = mix(settings.seed, index, epoch)
         order = shuffled(len(data.train), settings.batch_size, seed)
         rank, processes = accelerator.process_index, accelerator.num_processes

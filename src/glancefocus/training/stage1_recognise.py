@@ -54,6 +54,7 @@ class RecogniseStage:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
+        self.data = workshop.data
         self.settings: RecogniseSettings = getattr(workshop.settings, self.name)
         self.epochs = self.settings.epochs
         settings, net = self.settings, workshop.net

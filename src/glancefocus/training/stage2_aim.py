@@ -167,6 +167,7 @@ class AimStage:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
+        self.data = workshop.data
         self.settings = workshop.settings.aim
         self.epochs = self.settings.epochs
         policy = workshop.net.policy
