@@ -1,8 +1,8 @@
 """Initialising the encoders (paper, section 3.4 and A.3).
 
 The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
-baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world the focus encoder may see small
-scenes first.
+baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world the focus encoder may see
+small scenes first.
 """
 
 from typing import Any

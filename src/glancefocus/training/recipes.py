@@ -28,8 +28,8 @@ SIGNS_RECIPE: dict[str, Any] = {
 ONE_SIZE_RECIPE: dict[str, Any] = {"aim": {"deviation_end": 0.05}}
 
 
-# The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are. In whole
-# clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
+# The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are. In
+# whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
 GESTURES_RECIPE: dict[str, Any] = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
