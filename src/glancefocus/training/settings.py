@@ -92,6 +92,7 @@ class AimSettings:
     compare_together   the random patches of the contrastive reward go through the network in one batch with the chosen ones, which
                        is faster and takes as much more memory
     deviation_end      the exploration's deviation goes from `deviation` to this along the stage; None: it stays
+    lr_end             the same for the rate: steps grow as the deviation shrinks, so that narrow exploration wants a falling rate
     """
 
     epochs: int = 15
@@ -104,6 +105,7 @@ class AimSettings:
     entropy_weight: float = 0.01
     deviation: float = 0.1
     deviation_end: float | None = None
+    lr_end: float | None = None
     passes: int = 1
     gae_lambda: float | None = None
     normalise_returns: bool = True
