@@ -376,8 +376,10 @@ def test_a_run_goes_on_from_a_whole_network_and_refuses_another_one(
     before = gf.load(start, device="cpu").net.state_dict()
     same = [name for name, tensor in bundle.net.state_dict().items() if torch.equal(tensor, before[name])]
     assert {name.split(".")[0] for name in before if name not in same} <= {"policy"}
-    with pytest.raises(BadRun, match="is another network: looks was 2, now 3"):
-        train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "other", quiet=True)
+    longer = train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "longer", quiet=True)
+    assert longer.settings.looks == 3  # a recurrent classifier answers alike at every look
+    with pytest.raises(BadRun, match="is another network: classifier_units was 8, now 9"):
+        train(tiny(stages=["aim"], start=start, network={"classifier_units": 9}), tmp_path / "other", quiet=True)
 
 
 def test_the_best_network_is_kept_beside_the_last(whole_run: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,8 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
 def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.start is not None:
         net = Bundle.load(settings.start).net
+        if net.settings.classifier == "recurrent" and min(net.settings.looks, settings.network.looks) > 1:
+            net.settings = replace(net.settings, looks=settings.network.looks)  # it answers alike at every look
         different = list(differences(to_plain(net.settings), to_plain(settings.network)))
         if different:
             raise BadRun(f"the bundle {settings.start} is another network: {'; '.join(different[:6])}.")
