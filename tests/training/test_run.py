@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,10 +376,30 @@ def test_a_run_goes_on_from_a_whole_network_and_refuses_another_one(
     before = gf.load(start, device="cpu").net.state_dict()
     same = [name for name, tensor in bundle.net.state_dict().items() if torch.equal(tensor, before[name])]
     assert {name.split(".")[0] for name in before if name not in same} <= {"policy"}
-    with pytest.raises(BadRun, match="is another network: looks was 2, now 3"):
-        train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "other", quiet=True)
+    longer = train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "longer", quiet=True)
+    assert longer.settings.looks == 3  # a recurrent classifier answers alike at every look
+    with pytest.raises(BadRun, match="is another network: classifier_units was 8, now 9"):
+        train(tiny(stages=["aim"], start=start, network={"classifier_units": 9}), tmp_path / "other", quiet=True)
 
 
 def test_the_best_network_is_kept_beside_the_last(whole_run: Path) -> None:
     kept = safetensors.torch.load_file(whole_run / "best.safetensors")
     assert kept.keys() == weights_of(whole_run).keys()
+
+
+def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
+    words = [word.replace("96", "128") for word in TINY_WORDS] + ["--stages", "small,backbone"]
+    small = ["--set", "small.epochs=1", "--set", "small.scenes=[9,5]", "--set", "backbone.epochs=1"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, *small, "-o", str(tmp_path / "run")])
+    assert end.value.code == 0
+    rows = metrics_of(tmp_path / "run")
+    assert [row["stage"] for row in rows] == ["small", "backbone"]
+    right = [row["val_accuracy"][0] * count for row, count in zip(rows, (5, 10), strict=True)]  # each by its own scenes
+    assert right == pytest.approx([round(count) for count in right], abs=1e-5)
+
+
+def test_small_scenes_can_only_be_drawn_of_a_built_in_world(tiny: Tiny) -> None:
+    settings = tiny(stages=["small"])
+    with pytest.raises(BadSetting, match="the stage small draws small scenes of a built-in world .* pictures is not"):
+        replace(settings, data=replace(settings.data, source="pictures"))

@@ -12,7 +12,7 @@ from glancefocus.network.policy import RandomPolicy
 from glancefocus.training import stage2_aim
 from glancefocus.training.settings import AimSettings
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage2_aim import AimStage, deviation_at
+from glancefocus.training.stage2_aim import AimStage
 
 World = Callable[..., Workshop]
 STEPS = 220
@@ -141,12 +141,16 @@ def test_the_width_of_the_clip_matters_only_with_several_passes(passes: int, sam
     assert torch.equal(*policies) is same
 
 
-def test_the_deviation_stays_unless_it_is_given_an_end() -> None:
-    fixed, falling = AimSettings(deviation=0.1), AimSettings(deviation=0.25, deviation_end=0.1)
-    assert [deviation_at(fixed, progress) for progress in (0.0, 0.5, 1.0)] == [0.1, 0.1, 0.1]
-    assert deviation_at(falling, 0.0) == 0.25
-    assert deviation_at(falling, 0.5) == pytest.approx(0.175, abs=1e-12)
-    assert deviation_at(falling, 1.0) == pytest.approx(0.1, abs=1e-12)
+def test_deviation_and_rate_stay_unless_they_are_given_an_end(square_world: World) -> None:
+    def at(progress: float, **settings: float) -> list[float]:
+        stage = AimStage(square_world(**settings))
+        deviation = stage.arrive_at(progress)
+        return [deviation, *(group["lr"] for group in stage.optimizer.param_groups)]
+
+    assert at(0.5, deviation=0.1, lr=0.01) == [0.1, 0.01]
+    falling = {"deviation": 0.25, "deviation_end": 0.1, "lr": 0.01, "lr_end": 0.002}
+    assert at(0.0, **falling) == [0.25, 0.01]
+    assert at(0.5, **falling) == pytest.approx([0.175, 0.006], abs=1e-12)
 
 
 def test_an_actor_that_ignores_its_input_has_collapsed(square_world: World) -> None:

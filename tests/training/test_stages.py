@@ -213,6 +213,17 @@ def test_exploring_aims_are_clipped_to_the_image_and_scored_after_clipping(
     torch.testing.assert_close(aim.log_prob, expected, rtol=0, atol=1e-5)
 
 
+def test_stage_three_learns_around_the_learnt_aims_and_is_judged_by_them(workshop: Make) -> None:
+    made = workshop(finetune={"deviation": 0.1})
+    stage = FinetuneStage(made)
+    net = made.net.eval()
+    look = net.glance(ImageBatch(torch.randn(200, 3, 64, 64, generator=torch.Generator().manual_seed(0))))
+    learnt = net.policy.aim(look).where.detach()
+    away = stage.learning_aims(torch.Generator().manual_seed(1)).aim(look).where - learnt
+    assert 0.09 < float(away.std()) < 0.11
+    assert torch.equal(stage.aims(torch.Generator().manual_seed(1)).aim(look).where, learnt)
+
+
 def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_touched(workshop: Make) -> None:
     shop = workshop()
     stage = RecogniseStage(shop)

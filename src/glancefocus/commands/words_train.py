@@ -61,7 +61,8 @@ def train(
     start
         A bundle whose network is trained on, with the same preset or backbone and sizes.
     stages
-        What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas.
+        What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas;
+        2 and 3 may come again. In a built-in world also small: the backbone sees small scenes first.
     rounds
         How often stages II and III are gone through.
     glance_px

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -91,6 +91,22 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
     if len(set(splits["train"].labels.tolist())) < 2:
         raise BadData(f"{path} has readable training {medium.noun} of one class only; there must be at least two.")
     return Data(splits["train"], splits["val"], classes, splits.get("test"), bad, odd)
+
+
+def open_small(
+    settings: DataSettings,
+    view: ViewSettings,
+    side_px: int,
+    scenes: tuple[int, ...],
+    progress: Progress | None,
+    frames: int,
+) -> Data:
+    """A built-in world in small scenes, (train, val) of them; what is in them is as large as in whole ones."""
+    world = settings.source
+    drawn = replace(getattr(settings, world), height=side_px, width=side_px)
+    least = 5  # nobody looks at the test scenes
+    small = replace(settings, scenes=(*scenes, least), **{world: drawn})
+    return open_data(small, replace(view, height_px=side_px, width_px=side_px), progress, frames=frames)
 
 
 def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:

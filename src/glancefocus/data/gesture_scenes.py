@@ -7,6 +7,7 @@ where to look.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from glancefocus.errors import BadSetting
 
 CLASSES: tuple[str, ...] = ("left", "right", "up", "down", "circle", "still")
 
-DRAWING_VERSION = 1
+DRAWING_VERSION = 2
 """Raise it whenever a clip would look different from before: cached clips of another version are not used."""
 
 Box = tuple[float, float, float, float]
@@ -40,8 +41,8 @@ class GesturesSettings:
     frames: int = 8
     height: int = 128
     width: int = 128
-    radius_min_px: float = 9.0
-    radius_max_px: float = 11.0
+    radius_min_px: float = 13.0
+    radius_max_px: float = 15.0
     distractors_max: int = 4
 
     def __post_init__(self) -> None:
@@ -90,11 +91,12 @@ def draw_clip(
     rng = np.random.default_rng(seed)
     ground = _draw_ground(settings, rng)
     discs = _place_discs(settings, label, rng)
-    clip = np.repeat(ground[None], settings.frames, axis=0)
+    clip = np.repeat(ground[None].astype(np.float32), settings.frames, axis=0)
     for disc in discs:
         _paste_disc(clip, disc)
     gains = rng.uniform(0.85, 1.1) * rng.uniform(0.97, 1.03, 3)
-    clip = clip * gains + rng.normal(0.0, rng.uniform(1.0, 4.0), clip.shape)
+    noise = rng.standard_normal(clip.shape, dtype=np.float32)
+    clip = clip * gains.astype(np.float32) + np.float32(rng.uniform(1.0, 4.0)) * noise
     target = discs[0]
     box = tuple(m + d for d in (-target.radius_px, target.radius_px) for m in (target.y, target.x))
     return clip.clip(0, 255).round().astype(np.uint8), (box[0], box[1], box[2], box[3])
@@ -146,38 +148,45 @@ def _draw_ground(settings: GesturesSettings, rng: np.random.Generator) -> NDArra
     return ground.clip(20, 220)
 
 
-def _paste_disc(clip: NDArray[np.float64], disc: _Disc) -> None:
+def _paste_disc(clip: NDArray[np.float32], disc: _Disc) -> None:
     """Draw a disc and its mark into all frames (F, H, W, 3)."""
     reach = math.ceil(disc.radius_px) + 2
     top, left = int(disc.y) - reach, int(disc.x) - reach
     side = 2 * reach + 1
     # Middles of the fine pixels, from the disc's middle.
     fine = (np.arange(side * _FINER) + 0.5) / _FINER
-    y, x = fine[:, None] + top - disc.y, fine[None, :] + left - disc.x
-    away = np.hypot(y, x)
-    inside = _averaged((away <= disc.radius_px).astype(float))
-    face = _averaged((away <= disc.radius_px - _RING_PX).astype(float))
+    y, x = fine + top - disc.y, fine + left - disc.x
+    away = np.hypot(y[:, None], x[None])
     rows, columns = slice(max(0, top), top + side), slice(max(0, left), left + side)
-    seen = (slice(rows.start - top, None), slice(columns.start - left, None))
-    for frame, (mark_y, mark_x) in zip(clip, disc.path, strict=True):
-        part = frame[rows, columns]
-        high, wide = part.shape[:2]
-        own = (slice(seen[0].start, seen[0].start + high), slice(seen[1].start, seen[1].start + wide))
-        ring, middle = inside[own][..., None], face[own][..., None]
-        mark = _averaged(_chequer(y - mark_y, x - mark_x))[own][..., None]
-        part[:] = part * (1 - ring) + (ring - middle) * np.array(disc.colour, dtype=float) + middle * _FACE + mark
+    part = clip[:, rows, columns]
+    high, wide = part.shape[1:3]
+    own = (slice(rows.start - top, rows.start - top + high), slice(columns.start - left, columns.start - left + wide))
+    ring = _averaged(_averaged(away <= disc.radius_px).T).T[own][..., None]
+    middle = _averaged(_averaged(away <= disc.radius_px - _RING_PX).T).T[own][..., None]
+    marks = np.stack([_chequer(y - mark_y, x - mark_x)[own] for mark_y, mark_x in disc.path])
+    part[:] = part * (1 - ring) + (ring - middle) * np.array(disc.colour, dtype=float) + middle * _FACE
+    part += marks[..., None]
 
 
 def _chequer(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Light and dark squares around 0, whose sum is 0: of the nine, five are dark and four are lighter than those are dark."""
-    row, column = np.floor((y + _MARK_REACH_PX) / _SQUARE_PX), np.floor((x + _MARK_REACH_PX) / _SQUARE_PX)
-    there = (row >= 0) & (row < _SQUARES) & (column >= 0) & (column < _SQUARES)
-    dark = (row + column) % 2 == 0
-    return np.where(there, np.where(dark, -80.0, 100.0), 0.0)
+    """Light and dark squares around 0, whose sum is 0: of the nine, five are dark and four are lighter than those are dark.
+
+    y, x  middles of the fine pixels along each side, from the mark's middle. A square is dark (-80) where the stripes along y and
+          along x have the same sign, and light (100) elsewhere: a sum of products, so that each side is averaged alone.
+    """
+    (there_y, stripes_y), (there_x, stripes_x) = _stripes(y), _stripes(x)
+    squares: NDArray[np.float64] = 10.0 * np.outer(there_y, there_x) - 90.0 * np.outer(stripes_y, stripes_x)
+    return squares
 
 
-def _averaged(fine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each block of fine pixels."""
-    side = fine.shape[0] // _FINER
-    mean: NDArray[np.float64] = fine.reshape(side, _FINER, side, _FINER).mean(axis=(1, 3))
+def _stripes(along: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Along one side: the mark's share of each pixel, and the same with the sign of its stripes, + - +."""
+    stripe = np.floor((along + _MARK_REACH_PX) / _SQUARE_PX)
+    there = (stripe >= 0) & (stripe < _SQUARES)
+    return _averaged(there), _averaged(np.where(stripe % 2 == 0, 1.0, -1.0) * there)
+
+
+def _averaged(fine: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean of each run of fine pixels along the first axis."""
+    mean: NDArray[np.float64] = fine.reshape(-1, _FINER, *fine.shape[1:]).mean(axis=1)
     return mean

@@ -1,7 +1,8 @@
 """Initialising the encoders (paper, section 3.4 and A.3).
 
 The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
-baseline to beat. The glance encoder starts from it and is fine-tuned on glances.
+baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world the focus encoder may see
+small scenes first.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glancefocus.data.datasets import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.scene import as_batch
@@ -42,7 +44,12 @@ class EncoderStep(nn.Module):
 
 
 class InitialiseStage:
-    """`backbone` trains the focus encoder on whole images; `glance` trains the glance encoder, which starts as its copy."""
+    """Training one encoder alone.
+
+    small     the focus encoder on small scenes of a built-in world
+    backbone  the focus encoder on whole images
+    glance    the glance encoder, which starts as its copy
+    """
 
     def __init__(self, name: str, workshop: Workshop) -> None:
         settings: InitialiseSettings = getattr(workshop.settings, name)
@@ -51,6 +58,7 @@ class InitialiseStage:
         self.epochs = settings.epochs
         self.warmup = settings.warmup
         self.workshop = workshop
+        self.data = _small_data(workshop) if name == "small" else workshop.data
         on_glances = name == "glance"
         self.encoder = net.glance_encoder if on_glances else net.focus_encoder
         train_only(net, [self.encoder])
@@ -100,3 +108,9 @@ class InitialiseStage:
 
     def load_state(self, state: dict[str, Any]) -> None:
         pass
+
+
+def _small_data(workshop: Workshop) -> Data:
+    settings, network = workshop.settings, workshop.settings.network
+    small = settings.small
+    return open_small(settings.data, network.view, small.side_px, small.scenes, workshop.tell, network.frames)

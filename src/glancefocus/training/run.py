@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
 
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
-    if name in ("backbone", "glance"):
+    if name in ("small", "backbone", "glance"):
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,
@@ -202,7 +203,7 @@ class _Training:
     def _run_epoch(self, index: int, stage: Stage, epoch: int, first_step: int, sums: dict[str, Any]) -> None:
         """From this step on; sums are those of the steps before it."""
         workshop, settings = self.workshop, self.workshop.settings
-        accelerator, data = workshop.accelerator, workshop.data
+        accelerator, data = workshop.accelerator, stage.data
         seed = mix(settings.seed, index, epoch)
         order = shuffled(len(data.train), settings.batch_size, seed)
         rank, processes = accelerator.process_index, accelerator.num_processes
@@ -346,6 +347,8 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
 def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.start is not None:
         net = Bundle.load(settings.start).net
+        if net.settings.classifier == "recurrent" and min(net.settings.looks, settings.network.looks) > 1:
+            net.settings = replace(net.settings, looks=settings.network.looks)  # it answers alike at every look
         different = list(differences(to_plain(net.settings), to_plain(settings.network)))
         if different:
             raise BadRun(f"the bundle {settings.start} is another network: {'; '.join(different[:6])}.")

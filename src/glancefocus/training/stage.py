@@ -50,9 +50,13 @@ class Moment:
 
 
 class Stage(Protocol):
-    """One stage of training. `best` is kept across restarts with the rest of its state."""
+    """One stage of training. `best` is kept across restarts with the rest of its state.
+
+    data  what it learns from and is judged by
+    """
 
     name: str
+    data: Data
     epochs: int
     optimizer: Any
 

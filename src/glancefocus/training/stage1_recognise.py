@@ -54,6 +54,7 @@ class RecogniseStage:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
+        self.data = workshop.data
         self.settings: RecogniseSettings = getattr(workshop.settings, self.name)
         self.epochs = self.settings.epochs
         settings, net = self.settings, workshop.net
@@ -69,8 +70,12 @@ class RecogniseStage:
         )
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
-        """Who aims while learning, and, with patch sizes drawn for each row, while validating."""
+        """Who aims; while validating with patch sizes drawn for each row."""
         return RandomPolicy(self.workshop.net.settings.patch_px, generator, each_row=each_row)
+
+    def learning_aims(self, generator: torch.Generator) -> Policy:
+        """Who aims while learning."""
+        return self.aims(generator)
 
     def begin(self) -> None:
         pass
@@ -86,7 +91,7 @@ class RecogniseStage:
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         set_rates(self.optimizer, moment.progress)
-        policy = self.aims(moment.generator)
+        policy = self.learning_aims(moment.generator)
         loss, numbers = descend(
             self.workshop, self.step, self.optimizer, images, labels, policy=policy, rows=moment.rows
         )

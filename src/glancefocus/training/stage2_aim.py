@@ -153,11 +153,9 @@ def improve_policy(
     return numbers
 
 
-def deviation_at(settings: AimSettings, progress: float) -> float:
-    """The exploration's deviation at this point of the stage."""
-    if settings.deviation_end is None:
-        return settings.deviation
-    return settings.deviation + (settings.deviation_end - settings.deviation) * progress
+def along(start: float, end: float | None, progress: float) -> float:
+    """What goes evenly from start to end along the stage, at this point of it; end None: it stays."""
+    return start if end is None else start + (end - start) * progress
 
 
 class AimStage:
@@ -167,6 +165,7 @@ class AimStage:
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
+        self.data = workshop.data
         self.settings = workshop.settings.aim
         self.epochs = self.settings.epochs
         policy = workshop.net.policy
@@ -185,7 +184,7 @@ class AimStage:
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         net = self.workshop.net
-        deviation = deviation_at(self.settings, moment.progress)
+        deviation = self.arrive_at(moment.progress)
         with torch.no_grad(), self.workshop.accelerator.autocast():
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
@@ -193,6 +192,13 @@ class AimStage:
             looks, rewards = play_and_reward(looking, scene, labels, explorer, self.workshop)
         numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
+
+    def arrive_at(self, progress: float) -> float:
+        """The exploration's deviation at this point of the stage; the optimiser gets the rate of it."""
+        settings = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = along(settings.lr, settings.lr_end, progress)
+        return along(settings.deviation, settings.deviation_end, progress)
 
     def validate(self, split: Split) -> dict[str, Any]:
         net = self.workshop.net

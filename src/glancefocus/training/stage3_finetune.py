@@ -4,7 +4,7 @@ import torch
 
 from glancefocus.adaptive import Policy
 from glancefocus.network.policy import RandomSizes
-from glancefocus.training.episode import FixedPolicy
+from glancefocus.training.episode import ExploringPolicy, FixedPolicy
 from glancefocus.training.stage1_recognise import RecogniseStage
 
 
@@ -15,3 +15,7 @@ class FinetuneStage(RecogniseStage):
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         return FixedPolicy(RandomSizes(self.workshop.net.policy, generator, each_row=each_row))
+
+    def learning_aims(self, generator: torch.Generator) -> Policy:
+        aims = self.aims(generator)
+        return ExploringPolicy(aims, self.settings.deviation, generator) if self.settings.deviation > 0 else aims

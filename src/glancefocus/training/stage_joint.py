@@ -17,7 +17,7 @@ from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.settings import JointSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 from glancefocus.training.stage1_recognise import recognition_loss
-from glancefocus.training.stage2_aim import AimStage, deviation_at, improve_policy, play_and_reward
+from glancefocus.training.stage2_aim import AimStage, improve_policy, play_and_reward
 
 
 def distillation_loss(looks: list[Look]) -> Tensor:
@@ -74,7 +74,7 @@ class JointStage(AimStage):
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         net, workshop = self.workshop.net, self.workshop
-        deviation = deviation_at(self.settings, moment.progress)
+        deviation = self.arrive_at(moment.progress)
         explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, numbers = descend(
