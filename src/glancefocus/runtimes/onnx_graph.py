@@ -1,8 +1,11 @@
 """Writes a part of a network as an ONNX graph."""
 
+import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +51,7 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
     _need("onnxscript")
     part.module.eval()
     device = next((p.device for p in part.module.parameters()), torch.device("cpu"))
-    # The exporter warns of its own insides, and that inputs share the axis "batch", as they must.
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with _quietly(), torch.no_grad():
         try:
             return torch.onnx.export(
                 part.module,
@@ -66,6 +67,20 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
                 f"the part {part.name!r} of this network cannot be written as a graph: {_cause(error)} "
                 "Use the runtime 'eager', or another backbone."
             ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says of its own insides, and that inputs share the axis "batch", as they must."""
+    log = logging.getLogger("onnxscript")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _cause(error: BaseException) -> str:
