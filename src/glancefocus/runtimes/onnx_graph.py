@@ -31,7 +31,8 @@ def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | No
     example = part.example(_TRACED_BATCH if batch is None else batch, px)
     program = _traced(part, example, _free_axes(part, example, px, batch))
     _check_free(part, program, batch)
-    _strip(program)
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # where in whose folders each line of code stands, more than the graph itself
     _save(program, file)
 
 
@@ -99,18 +100,6 @@ def _check_free(part: Part, program: Any, batch: int | None) -> None:
                 f"the part {part.name!r} works only with a batch of {value.shape[0]} as a graph ({value.name} is fixed). "
                 "Export it for one batch size."
             )
-
-
-def _strip(program: Any) -> None:
-    """Take out what is not the graph: where in whose folders each line of code stands, and the shapes of what lies between.
-
-    Runtimes find those shapes by themselves, and after batch norms were folded some that the exporter notes are wrong.
-    """
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            if not value.is_graph_output():
-                value.shape = value.type = None
 
 
 def _save(program: Any, file: Path) -> None:
