@@ -89,6 +89,7 @@ def predict(
     """Say what is in pictures or clips, after how many looks, where they went and what they cost.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
+
     Example: gf predict runs/signs/bundle folder/ --runtime auto --threads 2
 
     Parameters

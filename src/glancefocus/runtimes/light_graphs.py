@@ -20,6 +20,9 @@ def write_light(part: Part, file: Path, light: Path) -> None:
         raise MissingExtra(str(error.name), "export") from None
     model = onnx.load(file)
     add_pre_process_metadata(model)  # the graph is clean already: nobody needs to be told to clean it
+    del model.graph.value_info[
+        :
+    ]  # the quantiser transposes weights, and would not change what is noted of their shapes
     names = _products(model, [f"{name}." for name in head_layers(part.module)])
     with tempfile.TemporaryDirectory(prefix=f".{light.name}.", dir=light.parent) as aside:
         written = Path(aside) / light.name

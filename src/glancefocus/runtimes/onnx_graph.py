@@ -1,8 +1,11 @@
 """Writes a part of a network as an ONNX graph."""
 
+import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | No
     example = part.example(_TRACED_BATCH if batch is None else batch, px)
     program = _traced(part, example, _free_axes(part, example, px, batch))
     _check_free(part, program, batch)
-    _strip(program)
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # where in whose folders each line of code stands, more than the graph itself
     _save(program, file)
 
 
@@ -48,9 +52,7 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
     _need("onnxscript")
     part.module.eval()
     device = next((p.device for p in part.module.parameters()), torch.device("cpu"))
-    # The exporter warns of its own insides, and that inputs share the axis "batch", as they must.
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with _quietly(), torch.no_grad():
         try:
             return torch.onnx.export(
                 part.module,
@@ -66,6 +68,20 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
                 f"the part {part.name!r} of this network cannot be written as a graph: {_cause(error)} "
                 "Use the runtime 'eager', or another backbone."
             ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says of its own insides, and that inputs share the axis "batch", as they must."""
+    log = logging.getLogger("onnxscript")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _cause(error: BaseException) -> str:
@@ -84,18 +100,6 @@ def _check_free(part: Part, program: Any, batch: int | None) -> None:
                 f"the part {part.name!r} works only with a batch of {value.shape[0]} as a graph ({value.name} is fixed). "
                 "Export it for one batch size."
             )
-
-
-def _strip(program: Any) -> None:
-    """Take out what is not the graph: where in whose folders each line of code stands, and the shapes of what lies between.
-
-    Runtimes find those shapes by themselves, and after batch norms were folded some that the exporter notes are wrong.
-    """
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            if not value.is_graph_output():
-                value.shape = value.type = None
 
 
 def _save(program: Any, file: Path) -> None:
