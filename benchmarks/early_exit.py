@@ -17,30 +17,15 @@ from typing import Any
 
 import torch
 from results import machine, markdown_table, write_section
-from torch import Tensor, nn
+from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.early_exit.rule import ExitRule, every_look
+from glancefocus.early_exit.rule import ExitRule
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.made_up import make_up_weights
 from glancefocus.scene import ImageBatch
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def settle(net: GlanceFocus, images: Tensor, generator: torch.Generator) -> None:
-    """Give an untrained network's batch norms weights and statistics like those of a trained one.
-
-    timm starts the last batch norm of each block at zero, which would make whole blocks compute with zeros.
-    """
-    norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
-        with torch.no_grad():
-            norm.weight.copy_(0.5 + torch.rand(norm.weight.shape, generator=generator))
-        norm.momentum = 1.0
-    net.train()
-    with torch.no_grad():
-        gf.look_until_sure(net, ImageBatch(images), every_look(net.settings.looks))
-    net.eval()
 
 
 def rule_for(confidence: Tensor, share: float, looks: int) -> ExitRule:
@@ -142,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     view = net.settings.view
     images = torch.randn(chosen.batch, 3, view.height_px, view.width_px, generator=generator)
     images = images.contiguous(memory_format=torch.channels_last)
-    settle(net, images, generator)
+    make_up_weights(net, generator)
     rows = summarise(measure(net, images, rounds=chosen.rounds))
 
     where = machine(chosen.threads)

@@ -19,11 +19,13 @@ from results import machine, markdown_table, write_section
 from torch import Tensor
 
 import glancefocus as gf
-from early_exit import rule_for, settle
+from early_exit import rule_for
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.merging import look_at_stream
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.made_up import make_up_weights
 from glancefocus.outcome import Outcome
+from glancefocus.runtimes.choose import RUNTIMES, open_runtime
 from glancefocus.scene import ImageBatch
 
 
@@ -104,7 +106,7 @@ def network(bundle: Path | None, preset: str, images: int) -> tuple[GlanceFocus,
     noise = torch.randn(images, 3, view.height_px, view.width_px, generator=generator)
     noise = noise * torch.linspace(0.5, 2, images)[torch.randperm(images, generator=generator)].reshape(-1, 1, 1, 1)
     if bundle is None:
-        settle(net, noise[:32], generator)
+        make_up_weights(net, generator)
     return net, noise
 
 
@@ -119,6 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--full-batch", type=int, default=32, help="rows that look closer together")
     parser.add_argument("--images", type=int, default=256, help="in the stream")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds; both ways once in each")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="eager", help="who computes")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--write", type=Path, help="put the table into this file, such as docs/results.md")
@@ -126,15 +129,16 @@ def main(arguments: list[str] | None = None) -> None:
 
     torch.set_num_threads(chosen.threads)
     net, images = network(chosen.bundle, chosen.preset, chosen.images)
-    rows = measure(net, images, chosen.batches, full_batch=chosen.full_batch, rounds=chosen.rounds)
+    looking = open_runtime(net, chosen.runtime)
+    rows = measure(looking, images, chosen.batches, full_batch=chosen.full_batch, rounds=chosen.rounds)
     print(json.dumps(rows, indent=1) if chosen.json else table(rows))
     if chosen.write is not None:
         name = (
             "The trained network of `signs`" if chosen.bundle is not None else f"`{chosen.preset}` with made-up weights"
         )
         body = (
-            f"{name}, a stream of {chosen.images} images in small batches. Half of them leave at the glance, the rest takes all of "
-            f"{net.settings.looks} looks: batch by batch, or together with the rest of other batches in batches of about "
+            f"{name}, in the runtime {chosen.runtime}, a stream of {chosen.images} images in small batches. Half of them leave at "
+            f"the glance, the rest takes all of {net.settings.looks} looks: batch by batch, or together with the rest of other batches in batches of about "
             f"{chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). Medians of {chosen.rounds} "
             "rounds in which both take turns; times faster is taken within each round. Other answers: images that got another "
             f"answer or another number of looks.\n\n{table(rows)}"

@@ -35,7 +35,7 @@ def anew(settings: TrainSettings) -> TrainSettings:
 
 def epoch_of(stage: Stage, workshop: Workshop, epoch: int, epochs: int) -> tuple[int, float]:
     """One epoch of updates: how many images, in how many seconds."""
-    settings, train = workshop.settings, workshop.data.train
+    settings, train = workshop.settings, stage.data.train
     seed = mix(settings.seed, epoch)
     order = shuffled(len(train), settings.batch_size, seed)
     stage.train_mode()
@@ -80,8 +80,8 @@ def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[
 
 def warm_up(name: str, workshop: Workshop) -> None:
     """One update that is not counted, of a network that is then thrown away."""
-    settings, train = workshop.settings, workshop.data.train
-    stage = build_stage(name, workshop)
+    settings, stage = workshop.settings, build_stage(name, workshop)
+    train = stage.data.train
     order = shuffled(len(train), settings.batch_size, 0)[:1]
     for images, labels in scene_batches(train, settings.network.view, order, 0, workshop.workers):
         stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
