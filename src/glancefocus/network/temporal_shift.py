@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
@@ -37,12 +38,22 @@ def shift_frames(maps: Tensor, frames: int, div: int) -> Tensor:
     if moved == 0:
         return maps
     clips = maps.view(-1, frames, *maps.shape[1:])
+    if torch.compiler.is_exporting():
+        return _joined(clips, moved).flatten(0, 1)
     shifted = maps.clone().view(clips.shape)
     shifted[:, :-1, :moved] = clips[:, 1:, :moved]
     shifted[:, -1, :moved] = 0
     shifted[:, 1:, moved : 2 * moved] = clips[:, :-1, moved : 2 * moved]
     shifted[:, 0, moved : 2 * moved] = 0
     return shifted.flatten(0, 1)
+
+
+def _joined(clips: Tensor, moved: int) -> Tensor:
+    """The same put together from pieces: in a graph, writing into slices (which keeps the layout) becomes scattered indices."""
+    nothing = torch.zeros_like(clips[:, :1, :moved])
+    later = torch.cat([clips[:, 1:, :moved], nothing], dim=1)
+    earlier = torch.cat([nothing, clips[:, :-1, moved : 2 * moved]], dim=1)
+    return torch.cat([later, earlier, clips[:, :, 2 * moved :]], dim=2)
 
 
 @dataclass(frozen=True)

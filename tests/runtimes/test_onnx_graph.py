@@ -1,0 +1,96 @@
+"""Graphs that are written answer as the parts do, at every batch size and patch size."""
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from glancefocus.errors import BadSetting
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.parts import Part, take_apart
+from glancefocus.runtimes.onnx_graph import write_onnx
+
+KINDS: dict[str, dict[str, Any]] = {
+    "recurrent, another glance": {"glance_px": 48, "looks": 2},
+    "several sizes": {"patch_px": (32, 48)},
+    "clips, cascaded": {
+        "frames": 2,
+        "shift_div": 4,
+        "looks": 2,
+        "classifier": "cascaded",
+        "first_answer": "own_head",
+    },
+}
+
+
+def by_eager(part: Part, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    with torch.inference_mode():
+        outputs = part.module(*inputs)
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def by_graph(part: Part, file: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == list(part.inputs)
+    assert [value.name for value in session.get_outputs()] == list(part.outputs)
+    given = {name: value.numpy() for name, value in zip(part.inputs, inputs, strict=True)}
+    return tuple(torch.from_numpy(output) for output in session.run(None, given))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_answers_as_a_graph_at_every_batch_and_patch_size(
+    small_net: Callable[..., GlanceFocus], tmp_path: Path, kind: str
+) -> None:
+    for part in take_apart(small_net(**KINDS[kind])):
+        file = tmp_path / f"{part.name}.onnx"
+        write_onnx(part, file)
+        for batch in (1, 3):
+            for px in part.px or (None,):
+                inputs = part.example(batch, px, torch.Generator().manual_seed(batch))
+                for graph, eager in zip(by_graph(part, file, inputs), by_eager(part, inputs), strict=True):
+                    torch.testing.assert_close(graph, eager, rtol=1e-5, atol=1e-5)
+        assert list(tmp_path.glob(".*")) == []
+        assert ".py" not in str(onnx.load(file).graph.node)  # nothing of our own folders
+
+
+def test_a_graph_can_be_for_one_batch_and_one_patch_size(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:
+    focus = take_apart(small_net(patch_px=(32, 48), looks=2))[-1]
+    write_onnx(focus, tmp_path / "focus.onnx", px=48, batch=1)
+    patches, memory = onnxruntime.InferenceSession(tmp_path / "focus.onnx").get_inputs()
+    assert patches.shape == [1, 3, 48, 48]
+    assert memory.shape == [1, 16]
+
+
+def test_no_batch_norm_is_left_in_a_graph(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:
+    glance = take_apart(small_net(backbone="test_efficientnet", looks=1))[0]
+    write_onnx(glance, tmp_path / "glance.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "as_run.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(tmp_path / "glance.onnx", options)
+    kinds = collections.Counter(node.op_type for node in onnx.load(tmp_path / "as_run.onnx").graph.node)
+    assert kinds["BatchNormalization"] == 0
+    assert kinds["Conv"] + kinds["FusedConv"] >= 9
+
+
+def test_a_size_or_batch_that_a_part_cannot_have_is_refused(
+    small_net: Callable[..., GlanceFocus], tmp_path: Path
+) -> None:
+    glance = take_apart(small_net(looks=1))[0]
+    with pytest.raises(BadSetting, match="takes images of \\[32\\] px, but px is 33"):
+        write_onnx(glance, tmp_path / "glance.onnx", px=33)
+    with pytest.raises(BadSetting, match="a batch of at least 1, but got 0"):
+        write_onnx(glance, tmp_path / "glance.onnx", batch=0)
+
+
+def test_a_place_that_cannot_be_written_is_said(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = take_apart(small_net(classifier="cascaded", first_answer="own_head", looks=2))[-1]
+    with pytest.raises(BadSetting, match="answer_2.onnx cannot be written: "):
+        write_onnx(answer, tmp_path / "file" / "answer_2.onnx")
