@@ -20,9 +20,7 @@ from glancefocus.runtimes.onnx_graph import write_onnx
 Progress = Callable[[str, int, int], None]
 
 
-def write_graphs(
-    net: GlanceFocus, to: Format, folder: Path, progress: Progress | None = None
-) -> list[dict[str, Any]]:
+def write_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Progress | None = None) -> list[dict[str, Any]]:
     """Write every graph into a folder; what each is called, and what goes in and out.
 
     A graph that takes one batch size takes one size of patches, too, so there is one for each.
