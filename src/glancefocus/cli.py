@@ -13,6 +13,7 @@ from cyclopts import Parameter
 import glancefocus
 from glancefocus.commands.words import Json
 from glancefocus.commands.words_budget import budget, evaluate
+from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 
@@ -141,6 +142,7 @@ def predict(
 app.command(train)
 app.command(evaluate)
 app.command(budget)
+app.command(export)
 
 
 @app.command

@@ -1,6 +1,7 @@
 """Puts predict.py of an exported folder together: one file that needs nothing of ours."""
 
 import ast
+import sys
 from pathlib import Path
 
 from glancefocus.export.formats import Format
@@ -20,7 +21,7 @@ def predict_script(to: Format) -> str:
     texts = [(_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in modules]
     trees = [ast.parse(text) for text in texts]
     told = (ast.get_docstring(trees[0]) or "").strip()
-    needs = f"It needs {', '.join((*packages(to)[:-1],))} and {packages(to)[-1]}. `gf export` wrote it; change it as you like."
+    needs = f"It needs {' and '.join(packages(to))}. `gf export` wrote it; change it as you like."
     # Nothing is used at import but by what stands after it, so what is imported comes first.
     bodies = [_body(text, tree) for text, tree in zip(reversed(texts), reversed(trees), strict=True)]
     return f'"""{told}\n\n{needs}\n"""\n\n{_imports(trees)}\n\n\n' + "\n\n\n".join(bodies) + "\n"
@@ -41,10 +42,12 @@ def _imports(trees: list[ast.Module]) -> str:
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("glancefocus"):
             named.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
     froms = [f"from {module} import {', '.join(sorted(names))}" for module, names in named.items()]
-    return "\n".join(sorted(plain) + sorted(froms))
+    lines = [*sorted(plain), *sorted(froms)]
+    own = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    return "\n".join([*own, "", *(line for line in lines if line not in own)])
 
 
 def _body(text: str, tree: ast.Module) -> str:
     """What stands after the imports of a module."""
     last = max(node.end_lineno or 0 for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
-    return "\n".join(text.splitlines()[last:]).strip()
+    return "\n".join(text.splitlines()[last:]).strip().replace("  # noqa: T201", "")

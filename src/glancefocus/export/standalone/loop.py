@@ -148,7 +148,7 @@ class Looker:
         done = [((frame.astype(np.float32) / 255 - mean) / std).transpose(2, 0, 1) for frame in frames]
         return np.ascontiguousarray(done[0] if self.about["frames"] == 1 else np.stack(done))
 
-    def _run(self, graph: str, inputs: list[tuple[Array, ...]]) -> list[list[Array]]:
+    def _run(self, graph: str, inputs: Sequence[tuple[Array, ...]]) -> list[list[Array]]:
         """The outputs of each row; all rows at once, or as many as the graphs take."""
         size = self.about["batch"] or len(inputs)
         done: list[list[Array]] = []

@@ -62,4 +62,8 @@ def _answers(looker: Looker, paths: Sequence[Path], thresholds: Any) -> list[dic
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away, as `| head` does
+        sys.exit(1)
