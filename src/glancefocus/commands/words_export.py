@@ -20,7 +20,7 @@ def export(
     max_drop: float = 1.0,
     json: Json = False,
 ) -> None:
-    """Write a network as graphs for another runtime, with a program beside them that needs neither glancefocus nor torch.
+    """Write a network as graphs for another runtime, with a program beside them that does not need glancefocus.
 
     Before it is put in place it is compared with the network: answers and numbers of looks must be the same.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glancefocus.errors import MissingEnvironment, MissingExtra, UnknownName
+from glancefocus.export.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Format:
     def check_installed(self) -> None:
         for package in self.packages:
             try:
-                importlib.import_module(package)
+                with quiet():
+                    importlib.import_module(package)
             except ModuleNotFoundError as error:
                 if self.extra is not None:
                     raise MissingExtra(package, self.extra) from None

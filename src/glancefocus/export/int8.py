@@ -1,15 +1,12 @@
 """Int8 by static quantisation: no training, only some calibration images that say how large numbers become."""
 
-import contextlib
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from glancefocus.export.quiet import quiet
 from glancefocus.export.samples import Sample
 from glancefocus.export.standalone.loop import Looker, RunGraph
 from glancefocus.export.standalone.views import Array, see
@@ -61,7 +58,7 @@ def quantise(about: dict[str, Any], folder: Path, feeds: Feeds, coverage: str, i
     operations = COVERAGES[coverage]
     for graph in about["graphs"]:
         names = [given["name"] for given in graph["inputs"]]
-        with tempfile.TemporaryDirectory(dir=into) as aside, _quiet():
+        with tempfile.TemporaryDirectory(dir=into) as aside, quiet():
             prepared = Path(aside) / "prepared.onnx"
             quant_pre_process(folder / graph["file"], prepared, skip_symbolic_shape=True)
             quantize_static(
@@ -86,16 +83,3 @@ def accuracy(looker: Looker, sample: Sample, thresholds: Any) -> float:
         rows = looker.look([see(frames, looker.about) for frames in pictures], thresholds)
         answers += [int(row.logits.argmax()) for row in rows]
     return float((np.array(answers) == np.array(sample.labels)).mean())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantiser logs advice on graphs that it has prepared itself."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

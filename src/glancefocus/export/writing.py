@@ -1,18 +1,16 @@
 """Writes the parts of a network as the graphs of a format."""
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glancefocus.errors import BadExport
+from glancefocus.errors import BadExport, GlancefocusError
 from glancefocus.export.formats import Format
+from glancefocus.export.quiet import quiet
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
 from glancefocus.runtimes.onnx_graph import write_onnx
@@ -26,7 +24,9 @@ def write_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Progress 
     A graph that takes one batch size takes one size of patches, too, so there is one for each.
     """
     wanted: list[tuple[Part, int | None, str]] = []
-    for part in take_apart(net):
+    # Converters expect weights laid out as torch makes them, not channels last.
+    laid_out = copy.deepcopy(net).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    for part in take_apart(laid_out):
         if to.batch is None or len(part.px) < 2:
             wanted.append((part, None, part.name))
         else:
@@ -34,11 +34,24 @@ def write_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Progress 
     graphs = []
     for number, (part, px, name) in enumerate(wanted, start=1):
         file = f"{name}{to.suffix}"
-        _WRITERS[to.name](part, px, folder / file)
+        _write(to, part, px, folder / file)
         graphs.append({"name": name, "file": file, **_signature(part, px, to.batch)})
         if progress is not None:
             progress("writing graphs", number, len(wanted))
     return graphs
+
+
+def _write(to: Format, part: Part, px: int | None, file: Path) -> None:
+    try:
+        with quiet(), torch.no_grad():
+            _WRITERS[to.name](part, px, file)
+    except GlancefocusError:
+        raise
+    except Exception as error:  # converters raise anything where they do not know an operation
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadExport(
+            f"{to.name} cannot take the part {part.name!r} of this network ({reason}). Nothing was written."
+        ) from error
 
 
 def _onnx(part: Part, px: int | None, file: Path) -> None:
@@ -64,17 +77,15 @@ def _executorch(part: Part, px: int | None, file: Path) -> None:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    with _quiet(), torch.no_grad():
-        program = torch.export.export(part.module.eval(), part.example(1, px))
-        lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    program = torch.export.export(part.module, part.example(1, px))
+    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
     file.write_bytes(lowered.buffer)
 
 
 def _litert(part: Part, px: int | None, file: Path) -> None:
     import litert_torch
 
-    with _quiet(), torch.no_grad():
-        litert_torch.convert(part.module.eval(), part.example(1, px)).export(str(file))
+    litert_torch.convert(part.module, part.example(1, px)).export(str(file))
 
 
 _WRITERS: dict[str, Callable[[Part, int | None, Path], None]] = {
@@ -83,21 +94,6 @@ _WRITERS: dict[str, Callable[[Part, int | None, Path], None]] = {
     "executorch": _executorch,
     "litert": _litert,
 }
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Converters tell of every pass, and warn of their own insides."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    except (RuntimeError, NotImplementedError, torch._dynamo.exc.TorchDynamoException) as error:
-        raise BadExport(f"the converter cannot take this network: {str(error).strip().splitlines()[0]}") from error
-    finally:
-        logging.disable(level)
 
 
 def _signature(part: Part, px: int | None, batch: int | None) -> dict[str, Any]:
