@@ -100,7 +100,7 @@ class Looker:
             row.sure = bool(score > limits.max()) and not (last and (limits.max() <= 0 or self.by_value))
             if len(limits) > 1 and not row.sure and not last:
                 # The smallest threshold that the score is not above; of equal ones the first.
-                row.next_px = self.sizes[int(np.where(score <= limits, limits, np.inf).argmin())]
+                row.next_px = self.sizes[min((limit, i) for i, limit in enumerate(limits) if score <= limit)[1]]
 
     def score(self, logits: Array) -> np.float32:
         """How sure an answer is, in [0, 1]: its largest probability, or 1 less its entropy as a share of the largest."""
