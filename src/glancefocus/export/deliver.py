@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from glancefocus.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
@@ -67,8 +65,10 @@ def export_bundle(
     chosen.check_installed()
     if bundle.device.type != "cpu":
         bundle = copy.deepcopy(bundle).to("cpu")
+    if int8 is not None and images == int8.calibrate:
+        images = None  # it would calibrate and measure with the same images; divided, it does both
     sample = open_sample(bundle, images) if images is not None else None
-    with _written_aside(folder) as aside, torch.inference_mode(False):
+    with _written_aside(folder) as aside:
         if int8 is None:
             sample = (sample or made_up(bundle.settings)).at_most(max_images)
             about = _full_precision(bundle, chosen, sample, aside, progress)
@@ -113,15 +113,7 @@ def _quantised(
     whole.mkdir()
     about = _full_precision(bundle, onnx, (sample or measuring).at_most(max_images), whole, progress)
     full = open_looker(write_manifest(about, whole), whole, onnx)
-    feeds = record_feeds(full, calibrating, ways)
-    own = next(iter(ways.values()))
-    rights: dict[str, float] = {}
-    for number, coverage in enumerate(COVERAGES, start=1):
-        (folder / coverage).mkdir()
-        quantise(about, whole, feeds, coverage, folder / coverage)
-        rights[coverage] = accuracy(open_looker(about, folder / coverage, onnx), calibrating, own)
-        if progress is not None:
-            progress("quantising", number, len(COVERAGES))
+    rights = _quantise_all(about, full, whole, folder, calibrating, ways, progress)
     best = max(rights, key=lambda coverage: rights[coverage])  # of equals the first, which covers most
     about["graphs"] = [_deliver(graph, folder / best, folder, to) for graph in about["graphs"]]
     for used in (whole, *(folder / coverage for coverage in COVERAGES)):
@@ -144,6 +136,27 @@ def _quantised(
         "accuracy_after": told["accuracy_after"],
     }
     return about
+
+
+def _quantise_all(
+    about: dict[str, Any],
+    full: Looker,
+    whole: Path,
+    folder: Path,
+    sample: Sample,
+    ways: dict[str, Any],
+    progress: Progress | None,
+) -> dict[str, float]:
+    """Int8 graphs of each coverage, in a folder named like it: the share of calibration images that it answers rightly."""
+    feeds, own = record_feeds(full, sample, ways), next(iter(ways.values()))
+    rights: dict[str, float] = {}
+    for number, coverage in enumerate(COVERAGES, start=1):
+        (folder / coverage).mkdir()
+        quantise(about, whole, feeds, coverage, folder / coverage)
+        rights[coverage] = accuracy(open_looker(about, folder / coverage, FORMATS["onnx"]), sample, own)
+        if progress is not None:
+            progress("quantising", number, len(COVERAGES))
+    return rights
 
 
 def open_looker(about: dict[str, Any], folder: Path, to: Format, threads: int = 1) -> Looker:
