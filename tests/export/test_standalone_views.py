@@ -61,11 +61,13 @@ def test_a_file_is_turned_upright_and_its_transparency_is_white(tmp_path: Path) 
 
 @pytest.mark.parametrize("count", [3, 4, 11])
 def test_frames_of_a_folder_are_evenly_spaced_in_their_order(tmp_path: Path, count: int) -> None:
+    clip = tmp_path / "clip"
+    clip.mkdir()
     for number in range(count):
-        Image.new("RGB", (16, 16), (number, 0, 0)).save(tmp_path / f"frame{number}.png")  # frame10 comes after frame9
-    seen = views.read(tmp_path, about(ViewSettings(fit="whole"), frames=4))
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(clip / f"frame{number}.png")  # frame10 comes after frame9
+    seen = views.read(clip, about(ViewSettings(fit="whole"), frames=4))
     assert [int(frame[0, 0, 0]) for frame in seen.frames] == frame_indexes(count, 4)
-    assert list(views.find([str(tmp_path.parent)], 4)) == [tmp_path]
+    assert list(views.find([str(tmp_path)], 4)) == [clip]
 
 
 def test_an_image_smaller_than_a_patch_is_refused() -> None:
