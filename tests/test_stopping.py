@@ -90,7 +90,9 @@ def test_a_budget_in_milliseconds_chooses_by_what_was_measured_here(small_bundle
 def test_milliseconds_that_nobody_measured_here_are_said(latencies: list[Latency], small_bundle: MakeBundle) -> None:
     bundle = replace(small_bundle(), latencies=latencies)
     assert bundle.latency_here() is None
-    with pytest.raises(BadBudget, match="no milliseconds were measured on this device with so many threads. Run `gf"):
+    with pytest.raises(
+        BadBudget, match="no milliseconds were measured on this device with so many threads in this runtime. Run `gf"
+    ):
         bundle.predict(pixels(), budget_ms=5.0)
 
 

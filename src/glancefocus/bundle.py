@@ -42,6 +42,8 @@ from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.official import imagenet_classes, load_official
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
+from glancefocus.runtimes.choose import check_name, open_runtime, set_threads
+from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.stopping import Stopping
@@ -59,6 +61,7 @@ class Bundle:
     score       what the thresholds are for: confidence, entropy, value or random
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
+    looking     who looks: the network itself, or the same network in the runtime of this name, see use
     """
 
     net: GlanceFocus
@@ -70,6 +73,8 @@ class Bundle:
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
+    looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
+    runtime: str | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -94,7 +99,7 @@ class Bundle:
             self.exit_rule()
         except BadSetting as error:
             raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None
-        self.net.eval()
+        self.looking = self.net.eval()
 
     @property
     def network(self) -> GlanceFocus:
@@ -110,7 +115,21 @@ class Bundle:
 
     def to(self, device: str | torch.device) -> "Bundle":
         """This bundle on another device."""
+        if self.runtime is not None and torch.device(device).type != self.device.type:
+            raise BadSetting(
+                f"the runtime {self.runtime!r} was opened on the {self.device.type}. "
+                f"Load the bundle with device={str(device)!r} and the runtime together."
+            )
         self.net.to(device)
+        return self
+
+    def use(self, runtime: str, *, threads: int | None = None, batch: int | None = None) -> "Bundle":
+        """Let another runtime look from now on, see open_runtime; answers stay the same.
+
+        runtime  eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
+        """
+        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch)
+        self.runtime = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
         return self
 
     @property
@@ -142,9 +161,9 @@ class Bundle:
         return stopping.rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
 
     def latency_here(self) -> Latency | None:
-        """What was measured on the device that this bundle is on, with as many threads as now."""
-        name, threads = device_name(self.device), torch.get_num_threads()
-        own = [latency for latency in self.latencies if latency.device == name and latency.threads == threads]
+        """What was measured on the device that this bundle is on, in the same runtime, with as many threads as now."""
+        here = device_name(self.device), torch.get_num_threads(), self.runtime
+        own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
 
     def predict(
@@ -213,7 +232,7 @@ class Bundle:
                     rule, deadline=Deadline(time.perf_counter, now, now + (ends_at - now) / (len(starts) - done))
                 )
             with torch.inference_mode():
-                parts.append(look_until_sure(self.net, scene, rule))
+                parts.append(look_until_sure(self.looking, scene, rule))
         if not parts:
             raise BadImage("there are no pictures to look at.")
         return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
@@ -325,12 +344,19 @@ def load(
     patch_px: int | None = None,
     looks: int | None = None,
     device: str | torch.device | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+    batch: int | None = None,
 ) -> Bundle:
     """A bundle out of its folder, or out of a checkpoint of the paper.
 
     model, patch_px, looks  what a checkpoint of the paper does not say itself
     device                  None: the GPU where there is one, else the CPU
+    runtime, batch          who looks, see Bundle.use; None: the network itself
+    threads                 of the CPU, for this whole process; None: as they are
     """
+    if runtime is not None:
+        check_name(runtime)
     path = Path(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):
@@ -341,7 +367,10 @@ def load(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return bundle.to(device)
+    bundle.to(device)
+    if threads is not None:
+        set_threads(threads)
+    return bundle if runtime is None else bundle.use(runtime, batch=batch)
 
 
 def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:

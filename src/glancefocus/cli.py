@@ -11,7 +11,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.commands.words import Json
+from glancefocus.commands.words import Json, Runtime, Threads
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
@@ -81,11 +81,15 @@ def predict(
     draw: Path | None = None,
     batch_size: int = 32,
     max_pixels: int | None = None,
+    runtime: Runtime = None,
+    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Say what is in pictures or clips, after how many looks, where they went and what they cost.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
+
+    Example: gf predict runs/signs/bundle folder/ --runtime auto --threads 2
 
     Parameters
     ----------
@@ -135,6 +139,8 @@ def predict(
         draw=draw,
         batch_size=batch_size,
         max_pixels=max_pixels,
+        runtime=runtime,
+        threads=threads,
         as_json=json,
     )
 

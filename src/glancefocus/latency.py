@@ -22,6 +22,7 @@ class Latency:
     batch_size  images looked at together
     glance_ms   the first look
     focus_ms    (T - 1, K): look 2, 3, ... with a patch of each size; the aim is part of the look
+    runtime     who looked; None: the network as torch runs it
     """
 
     device: str
@@ -29,6 +30,7 @@ class Latency:
     batch_size: int
     glance_ms: float
     focus_ms: tuple[tuple[float, ...], ...]
+    runtime: str | None = None
 
     @property
     def ms_after_look(self) -> tuple[float, ...]:
@@ -66,6 +68,7 @@ class Latency:
                 batch_size=int(plain["batch_size"]),
                 glance_ms=float(plain["glance_ms"]),
                 focus_ms=tuple(tuple(float(ms) for ms in sizes) for sizes in plain["focus_ms"]),
+                runtime=None if plain.get("runtime") is None else str(plain["runtime"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadSetting(f"a table of milliseconds is damaged: {type(error).__name__} {error}.") from None

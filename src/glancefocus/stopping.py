@@ -73,8 +73,8 @@ class Stopping:
     def _measured(self) -> Latency:
         if self.latency is None:
             raise BadBudget(
-                "no milliseconds were measured on this device with so many threads. Run `gf budget BUNDLE DATA --ms` on it, "
-                "or give a budget in multiply-adds."
+                "no milliseconds were measured on this device with so many threads in this runtime. "
+                "Run `gf budget BUNDLE DATA --ms` on it (with the same --runtime and --threads), or give a budget in multiply-adds."
             )
         return self.latency
 

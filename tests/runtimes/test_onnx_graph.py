@@ -14,19 +14,8 @@ from torch import Tensor
 from glancefocus.errors import BadSetting
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
+from glancefocus.runtimes.graphs import graphs_of
 from glancefocus.runtimes.onnx_graph import write_onnx
-
-KINDS: dict[str, dict[str, Any]] = {
-    "recurrent, another glance": {"glance_px": 48, "looks": 2},
-    "several sizes": {"patch_px": (32, 48)},
-    "clips, cascaded": {
-        "frames": 2,
-        "shift_div": 4,
-        "looks": 2,
-        "classifier": "cascaded",
-        "first_answer": "own_head",
-    },
-}
 
 
 def by_eager(part: Part, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -43,20 +32,22 @@ def by_graph(part: Part, file: Path, inputs: tuple[Tensor, ...]) -> tuple[Tensor
     return tuple(torch.from_numpy(output) for output in session.run(None, given))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_part_answers_as_a_graph_at_every_batch_and_patch_size(
-    small_net: Callable[..., GlanceFocus], tmp_path: Path, kind: str
+    small_net: Callable[..., GlanceFocus], graph_cache: Path, kind: dict[str, Any]
 ) -> None:
-    for part in take_apart(small_net(**KINDS[kind])):
-        file = tmp_path / f"{part.name}.onnx"
-        write_onnx(part, file)
-        for batch in (1, 3):
-            for px in part.px or (None,):
-                inputs = part.example(batch, px, torch.Generator().manual_seed(batch))
-                for graph, eager in zip(by_graph(part, file, inputs), by_eager(part, inputs), strict=True):
-                    torch.testing.assert_close(graph, eager, rtol=1e-5, atol=1e-5)
-        assert list(tmp_path.glob(".*")) == []
-        assert ".py" not in str(onnx.load(file).graph.node)  # nothing of our own folders
+    parts = take_apart(small_net(**kind))
+    with graphs_of(parts, graph_cache) as files:
+        for part in parts:
+            file = files[part.name]
+            for batch in (1, 3):
+                for px in part.px or (None,):
+                    inputs = part.example(batch, px, torch.Generator().manual_seed(batch))
+                    for graph, eager in zip(by_graph(part, file, inputs), by_eager(part, inputs), strict=True):
+                        torch.testing.assert_close(graph, eager, rtol=1e-5, atol=1e-5)
+            model = onnx.load(file)
+            assert ".py" not in str(model.graph.node)  # nothing of our own folders
+            onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    assert list((graph_cache / "graphs").glob(".*")) == []
 
 
 def test_a_graph_can_be_for_one_batch_and_one_patch_size(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:

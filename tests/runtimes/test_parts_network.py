@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,15 +12,6 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomSizes
 from glancefocus.runtimes.network import PartsNetwork
-
-KINDS: dict[str, dict[str, Any]] = {
-    "recurrent": {},
-    "cascaded": {"classifier": "cascaded", "first_answer": "own_head"},
-    "other glance": {"glance_px": 48},
-    "two looks": {"looks": 2},
-    "several sizes": {"patch_px": (32, 48)},
-    "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
-}
 
 
 def in_parts(net: GlanceFocus) -> PartsNetwork:
@@ -34,9 +24,8 @@ def in_parts(net: GlanceFocus) -> PartsNetwork:
     return PartsNetwork(net.settings, run, net.policy.map_sides, net.policy.gru.hidden_size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_parts_answer_as_the_whole(small_net: Callable[..., GlanceFocus], kind: str) -> None:
-    net = small_net(**KINDS[kind]).eval()
+def test_parts_answer_as_the_whole(small_net: Callable[..., GlanceFocus], kind: dict[str, Any]) -> None:
+    net = small_net(**kind).eval()
     settings = net.settings
     frames = () if settings.frames == 1 else (settings.frames,)
     scene = torch.randn(8, *frames, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -54,9 +43,8 @@ def test_parts_answer_as_the_whole(small_net: Callable[..., GlanceFocus], kind: 
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_examples_fit_the_parts(small_net: Callable[..., GlanceFocus], kind: str) -> None:
-    for part in take_apart(small_net(**KINDS[kind])):
+def test_examples_fit_the_parts(small_net: Callable[..., GlanceFocus], kind: dict[str, Any]) -> None:
+    for part in take_apart(small_net(**kind)):
         for px in part.px or (None,):
             with torch.inference_mode():
                 outputs = part.module(*part.example(2, px))

@@ -52,9 +52,17 @@ class BudgetAsked:
             )
 
 
-def set_budget(folder: Path, source: str, asked: BudgetAsked, *, as_json: bool) -> None:
+def set_budget(
+    folder: Path,
+    source: str,
+    asked: BudgetAsked,
+    *,
+    runtime: str | None = None,
+    threads: int | None = None,
+    as_json: bool,
+) -> None:
     """Solve, store in the bundle, and tell what came of it on other images."""
-    bundle = load(folder)
+    bundle = load(folder, runtime=runtime, threads=threads, batch=asked.batch_size)
     if asked.score is not None:
         bundle.score = asked.score
         # Refuses a score that does not go with several patch sizes, before anything is looked at.

@@ -38,6 +38,8 @@ def predict_files(
     draw: Path | None,
     batch_size: int,
     max_pixels: int | None,
+    runtime: str | None,
+    threads: int | None,
     as_json: bool,
 ) -> int:
     """Print the answers; 0 when all files were answered, 2 when some could not be read."""
@@ -47,7 +49,7 @@ def predict_files(
         raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
     if max_pixels is not None and max_pixels < 1:
         raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
-    bundle = load(bundle_folder)
+    bundle = load(bundle_folder, runtime=runtime, threads=threads, batch=batch_size)
     if thresholds is not None and len(bundle.settings.patch_px) > 1:
         thresholds = _by_look(thresholds, len(bundle.settings.patch_px))
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)

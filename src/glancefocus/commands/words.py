@@ -5,3 +5,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON for machines instead of a table.")]
+Runtime = Annotated[
+    str | None,
+    Parameter(
+        help="Who computes: eager, compile, onnx, openvino, plain, or auto for the fastest here. Answers are the same."
+    ),
+]
+Threads = Annotated[int | None, Parameter(help="Threads of the CPU to compute with.")]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from glancefocus.commands.words import Json
+from glancefocus.commands.words import Json, Runtime, Threads
 
 
 def evaluate(
@@ -71,6 +71,8 @@ def budget(
     on: Literal["held-out", "train"] = "held-out",
     calibrate: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 1,
+    runtime: Runtime = None,
+    threads: Threads = None,
     workers: int = 0,
     max_bad_files: int = 10,
     store: bool = True,
@@ -89,7 +91,7 @@ def budget(
     macs
         Multiply-adds that an answer may cost on average, such as 2e8.
     ms
-        Milliseconds that it may take on average; how long looks take on this device is measured and stored.
+        Milliseconds that it may take on average; how long looks take on this device, in this runtime, is measured and stored.
     curve
         Solve all budgets, and keep the cheapest thresholds that are as good as the best.
     solver
@@ -113,4 +115,4 @@ def budget(
     from glancefocus.commands.budget import BudgetAsked, set_budget
 
     asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store)
-    set_budget(bundle, data, asked, as_json=json)
+    set_budget(bundle, data, asked, runtime=runtime, threads=threads, as_json=json)

@@ -1,4 +1,4 @@
-"""Measures how long each look takes on the device that a bundle is on."""
+"""Measures how long each look takes on the device that a bundle is on, in the runtime that it uses."""
 
 import functools
 import statistics
@@ -21,7 +21,7 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     """
     if batch_size < 1 or repeats < 1:
         raise BadSetting(f"batch_size and repeats must be at least 1, but got {batch_size} and {repeats}.")
-    settings, net = bundle.settings, bundle.net
+    settings, net = bundle.settings, bundle.looking
     view = settings.view
     shape = (batch_size, settings.frames, 3, view.height_px, view.width_px)
     images = torch.zeros(shape, device=bundle.device)
@@ -47,11 +47,12 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
         batch_size=batch_size,
         glance_ms=median[1, 0],
         focus_ms=tuple(tuple(median[look, size] for size in sizes) for look in range(2, settings.looks + 1)),
+        runtime=bundle.runtime,
     )
 
 
 def _focus(bundle: Bundle, look: Look, px: int) -> Look:
-    return bundle.net.focus(look, bundle.net.policy.aim(look, px))
+    return bundle.looking.focus(look, bundle.looking.policy.aim(look, px))
 
 
 def _timed(work: Callable[[], Look], images: Tensor) -> tuple[Look, float]:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ def export_bundle(
     if max_images < 1:
         raise BadSetting(f"an export is compared on at least one image, but max_images is {max_images}.")
     chosen.check_installed()
-    if bundle.device.type != "cpu":
-        bundle = copy.deepcopy(bundle).to("cpu")
+    # What is compared with is the network itself, on the CPU, whichever runtime or device the bundle uses.
+    bundle = replace(bundle, net=bundle.net if bundle.device.type == "cpu" else copy.deepcopy(bundle.net).cpu())
     if int8 is not None and images == int8.calibrate:
         images = None  # it would calibrate and measure with the same images; divided, it does both
     sample = open_sample(bundle, images) if images is not None else None

@@ -41,11 +41,7 @@ class GlanceFocus(nn.Module):
         """
         scene = as_scene(scene)
         settings = self.settings
-        if frames_of(scene) != settings.frames:
-            raise BadSetting(
-                f"this network looks at {_what(settings.frames)}, but got {_what(frames_of(scene))}. "
-                "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
-            )
+        check_frames(scene, settings.frames)
         encoding = self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize))
         memory, logits = self.answer_glance(encoding.vector)
         return Look(
@@ -98,11 +94,24 @@ class GlanceFocus(nn.Module):
     def answer_glance(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The classifier's memory of the glance, and the first answer, from whom the settings say."""
         memory = self.classifier.remember(vector, None)
+        return memory, self.first_answer(vector, memory)
+
+    def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
+        """(B, classes) after the glance."""
         first = self.settings.first_answer
         # While stages train, some parts are in training mode and some are not: here it is the classifier's that counts.
         if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
-            return memory, self.glance_encoder.own_head(vector)
-        return memory, self.classifier.answer(memory, 1)
+            return self.glance_encoder.own_head(vector)
+        return self.classifier.answer(memory, 1)
+
+
+def check_frames(scene: Scene, frames: int) -> None:
+    """Refuse images where clips are looked at, clips where images are, and clips of another length."""
+    if frames_of(scene) != frames:
+        raise BadSetting(
+            f"this network looks at {_what(frames)}, but got {_what(frames_of(scene))}. "
+            "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
+        )
 
 
 def _what(frames: int) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.network.classifier import CascadedClassifier
+from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.glance_focus import GlanceFocus
 
@@ -55,6 +56,17 @@ def answer_part(look: int) -> str:
 def take_apart(net: GlanceFocus) -> list[Part]:
     """Every part of a network, in evaluation mode; they share its weights."""
     return list(_parts(net.eval()))
+
+
+def whole_backbone(net: GlanceFocus) -> Part:
+    """The plain backbone with its own head, at the size of the view: what a network of looks is compared with.
+
+    backbone     images -> logits
+    """
+    settings = net.settings
+    frames = () if settings.frames == 1 else (settings.frames,)
+    shape = (*frames, 3, settings.view.height_px, settings.view.width_px)
+    return Part("backbone", BackbonePart(net.eval()), ("images",), ("logits",), (shape,))
 
 
 def _parts(net: GlanceFocus) -> Iterator[Part]:
@@ -102,6 +114,21 @@ def _as_batch(images: Tensor) -> Tensor:
     return images.flatten(0, 1) if images.dim() == 5 else images
 
 
+def _first_memory(classifier: nn.Module, vector: Tensor) -> Tensor:
+    """What a classifier remembers after the glance. A GRU need not multiply a memory of zeros by its weights."""
+    if isinstance(classifier, CascadedClassifier):
+        return vector
+    assert isinstance(classifier, RecurrentClassifier)
+    gru: nn.Module = classifier.gru
+    if not isinstance(gru, nn.GRUCell):  # one that a runtime put in its place
+        first: Tensor = gru(vector)
+        return first
+    reset, update, new = F.linear(vector, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
+    no_reset, no_update, no_new = gru.bias_hh.chunk(3)
+    new = torch.tanh(new + torch.sigmoid(reset + no_reset) * no_new)
+    return new - torch.sigmoid(update + no_update) * new
+
+
 class GlancePart(nn.Module):
     def __init__(self, net: GlanceFocus) -> None:
         super().__init__()
@@ -109,8 +136,8 @@ class GlancePart(nn.Module):
 
     def forward(self, glances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.net.glance_encoder(_as_batch(glances))
-        memory, logits = self.net.answer_glance(encoding.vector)
-        return logits, memory, encoding.map
+        memory = _first_memory(self.net.classifier, encoding.vector)
+        return self.net.first_answer(encoding.vector, memory), memory, encoding.map
 
 
 class FocusPart(nn.Module):
@@ -136,6 +163,16 @@ class FocusEncoderPart(nn.Module):
     def forward(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         encoding: Encoding = self.encoder(_as_batch(patches))
         return encoding.vector, encoding.map
+
+
+class BackbonePart(nn.Module):
+    def __init__(self, net: GlanceFocus) -> None:
+        super().__init__()
+        self.encoder = net.focus_encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        encoding: Encoding = self.encoder(_as_batch(images))
+        return self.encoder.own_head(encoding.vector)
 
 
 class AnswerPart(nn.Module):

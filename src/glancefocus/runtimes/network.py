@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.network.glance_focus import check_frames
 from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.network.policy import one_hot
 from glancefocus.scene import Scene, as_scene
@@ -25,10 +26,19 @@ class PartsNetwork:
 
     map_sides     {px: side of the map} for the glance and for every patch size
     policy_units  of the policy's memory
+    runtime       the runner's name
     """
 
-    def __init__(self, settings: NetworkSettings, run: Runner, map_sides: dict[int, int], policy_units: int) -> None:
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        run: Runner,
+        map_sides: dict[int, int],
+        policy_units: int,
+        runtime: str | None = None,
+    ) -> None:
         self.settings = settings
+        self.runtime = runtime
         self.run = run
         self.policy = PartsPolicy(settings, run, map_sides, policy_units)
         self.cascaded = settings.classifier == "cascaded"
@@ -36,6 +46,7 @@ class PartsNetwork:
     def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
         scene = as_scene(scene)
         settings = self.settings
+        check_frames(scene, settings.frames)
         glances = self._clips(scene.glance(settings.glance_px, settings.glance_resize))
         logits, memory, map_ = self.run("glance", glances)
         return Look(

@@ -1,8 +1,11 @@
 """Writes a part of a network as an ONNX graph."""
 
+import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +52,44 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
     _need("onnxscript")
     part.module.eval()
     device = next((p.device for p in part.module.parameters()), torch.device("cpu"))
-    # The exporter warns of its own insides, and that inputs share the axis "batch", as they must.
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        return torch.onnx.export(
-            part.module,
-            tuple(tensor.to(device) for tensor in example),
-            input_names=part.inputs,
-            output_names=part.outputs,
-            dynamic_shapes=free,
-            dynamo=True,
-            verbose=False,
-        )
+    with _quietly(), torch.no_grad():
+        try:
+            return torch.onnx.export(
+                part.module,
+                tuple(tensor.to(device) for tensor in example),
+                input_names=part.inputs,
+                output_names=part.outputs,
+                dynamic_shapes=free,
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise BadSetting(
+                f"the part {part.name!r} of this network cannot be written as a graph: {_cause(error)} "
+                "Use the runtime 'eager', or another backbone."
+            ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says of its own insides, and that inputs share the axis "batch", as they must."""
+    log = logging.getLogger("onnxscript")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong inside."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    return str(inner).strip().partition("\n")[0]
 
 
 def _check_free(part: Part, program: Any, batch: int | None) -> None:

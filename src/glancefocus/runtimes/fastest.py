@@ -1,0 +1,106 @@
+"""Measures which runtime is the fastest here, and remembers it."""
+
+import hashlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from glancefocus.data.world_cache import default_cache_dir
+from glancefocus.latency import device_name
+from glancefocus.look import Aim, Look
+from glancefocus.runtimes.graphs import Cache
+from glancefocus.scene import Scene
+from glancefocus.settings import NetworkSettings, to_plain
+
+CHOICES_FILE = "runtimes.json"
+
+
+class Looking(Protocol):
+    """A network in some runtime."""
+
+    settings: NetworkSettings
+
+    @property
+    def policy(self) -> Any: ...
+
+    def glance(self, scene: Scene | Tensor) -> Look: ...
+
+    def focus(self, look: Look, aim: Aim) -> Look: ...
+
+
+def measure(networks: Mapping[str, Looking], images: Tensor, *, repeats: int = 7, warm_up: int = 2) -> dict[str, float]:
+    """{runtime: median milliseconds} of a glance and one focus at these images, taken in turns: a busy moment hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in networks}
+    with torch.inference_mode():
+        for turn in range(warm_up + repeats):
+            for name, net in networks.items():
+                started = time.perf_counter()
+                look = net.glance(images)
+                if net.settings.looks > 1:
+                    look = net.focus(look, net.policy.aim(look))
+                if images.is_cuda:
+                    torch.cuda.synchronize(images.device)
+                if turn >= warm_up:
+                    times[name].append(1000 * (time.perf_counter() - started))
+    return {name: statistics.median(spent) for name, spent in times.items()}
+
+
+def made_up_images(settings: NetworkSettings, batch: int, device: torch.device) -> Tensor:
+    view = settings.view
+    frames = () if settings.frames == 1 else (settings.frames,)
+    shape = (batch, *frames, 3, view.height_px, view.width_px)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
+    """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
+    network = hashlib.sha256(json.dumps(to_plain(settings), sort_keys=True).encode()).hexdigest()[:12]
+    threads = torch.get_num_threads()
+    return f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
+
+
+def recall(key: str, cache: Cache) -> str | None:
+    """The runtime that was chosen in this situation before; a file that cannot be read is as good as none."""
+    chosen = _choices(cache).get(key)
+    return chosen.get("runtime") if isinstance(chosen, dict) else None
+
+
+def remember(key: str, runtime: str, ms: Mapping[str, float], cache: Cache) -> None:
+    """Write a choice, and what it was made by, beside those that are there. Where nothing can be written, it is measured again."""
+    file = _file(cache)
+    if file is None:
+        return
+    choices = {
+        **_choices(cache),
+        key: {"runtime": runtime, "ms": {name: round(value, 3) for name, value in ms.items()}},
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as aside:
+            aside.write(json.dumps(choices, indent=1) + "\n")
+        os.replace(aside.name, file)
+    except OSError:
+        return
+
+
+def _choices(cache: Cache) -> dict[str, Any]:
+    file = _file(cache)
+    try:
+        choices = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return choices if isinstance(choices, dict) else {}
+
+
+def _file(cache: Cache) -> Path | None:
+    if cache is None:
+        return None
+    return (default_cache_dir() if cache == "default" else cache) / CHOICES_FILE

@@ -1,0 +1,71 @@
+"""Finds the ONNX graphs of a network: in a folder that was exported, or in the cache, where they are written when first needed."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+import glancefocus
+from glancefocus.data.world_cache import default_cache_dir
+from glancefocus.errors import BadSetting
+from glancefocus.network.parts import Part
+from glancefocus.runtimes.light_graphs import write_light
+from glancefocus.runtimes.onnx_graph import write_onnx
+
+Cache = Path | Literal["default"] | None
+"""A folder; the usual one (see default_cache_dir); None: nothing is kept."""
+
+
+def graphs_in(folder: Path, parts: Sequence[Part]) -> dict[str, Path]:
+    """{part: file} of a folder that was exported, float or int8: `glance.onnx`, `aim_96.onnx`, ..."""
+    files = {part.name: folder / f"{part.name}.onnx" for part in parts}
+    missing = [file.name for file in files.values() if not file.is_file()]
+    if missing:
+        raise BadSetting(
+            f"{folder} has no graph {' and no '.join(missing)}, which this network needs. "
+            "Export this bundle to it again, or leave the folder out."
+        )
+    return files
+
+
+@contextmanager
+def graphs_of(
+    parts: Sequence[Part], cache: Cache = "default", *, light_heads: bool = False
+) -> Iterator[dict[str, Path]]:
+    """{part: file} for these weights, written where they are not in the cache yet; without a cache, until the block ends."""
+    if cache is None:
+        with tempfile.TemporaryDirectory(prefix="glancefocus-graphs-") as aside:
+            yield _written(parts, Path(aside), light_heads)
+        return
+    folder = (default_cache_dir() if cache == "default" else cache) / "graphs"
+    yield _written(parts, folder, light_heads)
+
+
+def _written(parts: Sequence[Part], folder: Path, light_heads: bool) -> dict[str, Path]:
+    files = {}
+    for part in parts:
+        file = folder / f"{part.name}-{fingerprint(part)}.onnx"
+        if not file.exists():
+            write_onnx(part, file)
+        if light_heads:
+            light = file.with_suffix(".light.onnx")
+            if not light.exists():
+                write_light(part, file, light)
+            file = light
+        files[part.name] = file
+    return files
+
+
+def fingerprint(part: Part) -> str:
+    """Of a part's weights, what it is made of and who writes its graph: another one of them is another file."""
+    told = [part.name, part.inputs, part.outputs, part.shapes, part.px, str(part.module)]
+    digest = hashlib.sha256(json.dumps([*told, glancefocus.__version__, torch.__version__]).encode())
+    for name, tensor in part.module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:20]

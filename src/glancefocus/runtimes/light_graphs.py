@@ -1,0 +1,47 @@
+"""Light heads as ONNX graphs: int8 weights where a GRU or a linear layer of a head multiplies, everything else as it was."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from glancefocus.errors import MissingExtra
+from glancefocus.network.parts import Part
+from glancefocus.runtimes.light_heads import head_layers
+
+
+def write_light(part: Part, file: Path, light: Path) -> None:
+    """Write the graph `file` of a part once more, with light heads."""
+    try:
+        import onnx
+        from onnxruntime import quantization
+        from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "export") from None
+    model = onnx.load(file)
+    add_pre_process_metadata(model)  # the graph is clean already: nobody needs to be told to clean it
+    del model.graph.value_info[
+        :
+    ]  # the quantiser transposes weights, and would not change what is noted of their shapes
+    names = _products(model, [f"{name}." for name in head_layers(part.module)])
+    with tempfile.TemporaryDirectory(prefix=f".{light.name}.", dir=light.parent) as aside:
+        written = Path(aside) / light.name
+        if names:
+            quantization.quantize_dynamic(
+                model,
+                written,
+                op_types_to_quantize=["MatMul", "Gemm"],
+                nodes_to_quantize=names,
+                per_channel=True,
+                weight_type=quantization.QuantType.QInt8,
+            )
+        else:
+            onnx.save(model, written)
+        os.replace(written, light)
+
+
+def _products(model: Any, beginnings: list[str]) -> list[str]:
+    """The names of the products whose weights are a head's; the quantiser makes a Gemm a MatMul, and renames it."""
+    nodes = [node for node in model.graph.node if node.op_type in ("Gemm", "MatMul")]
+    heads = [node.name for node in nodes if node.input[1].startswith(tuple(beginnings))]
+    return [*heads, *(f"{name}_MatMul" for name in heads)]

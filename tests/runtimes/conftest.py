@@ -1,0 +1,27 @@
+"""What the tests of runtimes share: kinds of networks, and graphs that are written once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KINDS: dict[str, dict[str, Any]] = {
+    "recurrent": {},
+    "cascaded": {"classifier": "cascaded", "first_answer": "own_head"},
+    "other glance": {"glance_px": 48},
+    "two looks": {"looks": 2},
+    "several sizes": {"patch_px": (32, 48)},
+    "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The changes that make a small network one of its kind."""
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="session")
+def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests share: writing a graph takes seconds."""
+    return tmp_path_factory.mktemp("cache")
