@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two OpenMP threads beside other work are far slower than one, so the parallel test runner gets one thread a worker.
 TEST_THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test check format lint types clean
+.PHONY: setup demo test check format lint types clean environment-litert environment-executorch
 
 setup: $(VENV)/.ready
 
@@ -29,9 +29,14 @@ test: setup
 
 check: lint types test
 
+# Phone runtimes do not install beside our pins: each gets an environment of its own, see docs/export.md.
+environment-litert environment-executorch: environment-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r environments/$*.txt -e .
+
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-litert .venv-executorch build dist .pytest_cache .mypy_cache .ruff_cache

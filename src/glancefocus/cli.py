@@ -14,6 +14,7 @@ import glancefocus
 from glancefocus.commands.words import Json, Runtime, Threads
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
+from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 
@@ -154,6 +155,7 @@ app.command(train)
 app.command(evaluate)
 app.command(budget)
 app.command(bench)
+app.command(export)
 
 
 @app.command

@@ -11,7 +11,9 @@
     ├── BadBudget             a budget that cannot be met
     ├── BadData               a data set that nothing can be learnt from
     ├── BadRun                a run that cannot be started or resumed as asked
+    ├── BadExport             a place that no export can be put into, or an export that does not answer as its bundle
     └── MissingExtra          an optional dependency that is not installed
+        └── MissingEnvironment  one that does not install beside the others
 
 The command prints the message and exits with 2.
 """
@@ -69,8 +71,23 @@ class BadRun(GlancefocusError):
     """A run that cannot be started or resumed as asked."""
 
 
+class BadExport(GlancefocusError):
+    """A place that no export can be put into, or an export that does not answer as its bundle does."""
+
+
 class MissingExtra(GlancefocusError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")
+
+
+class MissingEnvironment(MissingExtra):
+    """An optional dependency that does not install beside the others."""
+
+    def __init__(self, package: str, requirements: str) -> None:
+        GlancefocusError.__init__(
+            self,
+            f"this needs the package {package!r}, which has an environment of its own. Make a new one with: "
+            f"pip install {requirements} glancefocus; docs/export.md says more.",
+        )

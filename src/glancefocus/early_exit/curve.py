@@ -18,7 +18,7 @@ def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Poin
     Points that cost more than another and achieve less are passed over. With several patch sizes thresholds say which size comes
     next and cannot be mixed: the dearest point within the budget is taken.
     """
-    points = _rising(sorted(curve, key=cost_of))
+    points = rising(sorted(curve, key=cost_of))
     within = [p for p in points if cost_of(p) <= budget]
     if not within:
         return None
@@ -31,7 +31,7 @@ def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Poin
     return mixed.tolist()
 
 
-def _rising(points: list[Point]) -> list[Point]:
+def rising(points: list[Point]) -> list[Point]:
     """Those that are at least as accurate as all cheaper ones; points without an accuracy are kept."""
     kept: list[Point] = []
     best = -1.0

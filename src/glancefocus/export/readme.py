@@ -1,0 +1,58 @@
+"""README.md of an exported folder, for whoever finds it."""
+
+from typing import Any
+
+from glancefocus.export.formats import Format
+from glancefocus.export.script import packages
+
+
+def export_readme(about: dict[str, Any], to: Format) -> str:
+    """What is in the folder, how to run it, and how well it does what its network did."""
+    graphs = "\n".join(
+        f"| `{graph['file']}` | {_ends(graph['inputs'])} | {_ends(graph['outputs'])} |" for graph in about["graphs"]
+    )
+    kind = "int8" if about["int8"] else "full precision"
+    what = "pictures" if about["frames"] == 1 else f"clips of {about['frames']} frames, each in a folder,"
+    return f"""# A glance-and-focus network for {to.name}, {kind}
+
+It looks at {what} quickly first ({about["glance_px"]} px), then at up to {about["looks"] - 1} patches of
+{", ".join(map(str, about["patch_px"]))} px, and stops as soon as it is sure. {len(about["classes"])} classes.
+
+    pip install {" ".join(packages(to))}
+    python predict.py photo.jpg
+
+`predict.py` is the whole loop; it needs nothing else. `glancefocus.json` holds what the loop needs beside the graphs: view,
+classes, thresholds, operating points, costs. Programs in other languages run the same graphs:
+
+| graph | in | out |
+|---|---|---|
+{graphs}
+
+Before it was put here it was compared with the network it was made from, on {about["compared"]["source"]}:
+
+{_compared(about)}
+"""
+
+
+def _ends(ends: list[dict[str, Any]]) -> str:
+    return "<br>".join(f"{end['name']} {tuple(end['shape'])}".replace("'", "") for end in ends)
+
+
+def _compared(about: dict[str, Any]) -> str:
+    lines = [
+        "| looking | images | same answers | same looks | largest difference of a confidence |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for way, found in about["compared"]["ways"].items():
+        lines.append(
+            f"| {way} | {found['images']} | {found['same_answers']} | {found['same_looks']} "
+            f"| {found['confidence_difference']:.1e} |"
+        )
+    told = "\n".join(lines)
+    if about["int8"]:
+        found = about["int8"]
+        told += (
+            f"\n\nInt8, on {found['source']}: {100 * found['accuracy_after']:.1f} % right, {100 * found['accuracy_before']:.1f} % "
+            f"before; calibrated with {found['calibration_images']} images of {found['calibration_source']}."
+        )
+    return told

@@ -1,0 +1,131 @@
+"""Pictures that an export is tried on: out of a data set, out of a folder, or made up."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from glancefocus.bundle import Bundle
+from glancefocus.data.clips import find_clips, read_clip
+from glancefocus.data.datasets import DataSettings
+from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
+from glancefocus.data.pictures import find_pictures, read_picture
+from glancefocus.data.splits import MemorySplit, Split
+from glancefocus.data.worlds import WORLDS
+from glancefocus.errors import BadData, BadImage
+from glancefocus.settings import NetworkSettings, from_plain
+
+MADE_UP = 32
+"""So many pictures are made up where none are given."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some pictures, read when they are needed.
+
+    sources  files, or pixels (3, H, W) uint8; of clips files or folders, or pixels (F, 3, H, W)
+    words    what they are
+    labels   their classes; None: nobody knows
+    """
+
+    sources: Sequence[Path | Tensor]
+    words: str
+    frames: int = 1
+    labels: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def batches(self, size: int = 32) -> Iterator[list[list[Image.Image]]]:
+        """Pictures in RGB, each as a list of its frames, of which a picture has one."""
+        for start in range(0, len(self), size):
+            yield [self._frames(source) for source in self.sources[start : start + size]]
+
+    def at_most(self, count: int) -> "Sample":
+        """So many of them, evenly spaced: data sets are often sorted by class."""
+        rows = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int).tolist()
+        labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
+        return Sample([self.sources[row] for row in rows], self.words, self.frames, labels)
+
+    def _frames(self, source: Path | Tensor) -> list[Image.Image]:
+        if isinstance(source, Tensor):
+            return [_picture(frame) for frame in (source if source.dim() == 4 else source[None])]
+        if self.frames == 1:
+            return [read_picture(source)]
+        return read_clip(source, self.frames, lambda picture: picture).frames
+
+
+def open_sample(bundle: Bundle, source: str) -> Sample:
+    """The held-out images of a data set; or every picture in a folder, whose classes nobody knows."""
+    frames, path = bundle.settings.frames, Path(source)
+    try:
+        splits = open_splits(bundle, source)
+    except (BadData, BadImage):
+        if source in WORLDS or not path.is_dir():
+            raise
+        return Sample(find_pictures([path]) if frames == 1 else find_clips([path]), source, frames)
+    name = next(name for name in ("test", "val", WHOLE, "train") if name in splits)
+    return _sample(splits[name], range(len(splits[name])), f"{source}, {name}", frames)
+
+
+def calibration_samples(bundle: Bundle, source: str) -> tuple[Sample, Sample]:
+    """Labelled images to calibrate with, and others to measure on: one split and another, or the halves of the only one."""
+    splits, frames = open_splits(bundle, source), bundle.settings.frames
+    first = next(name for name in ("train", "val", WHOLE, "test") if name in splits)
+    second = next((name for name in ("test", "val") if name in splits and name != first), None)
+    if second is not None:
+        one, two = splits[first], splits[second]
+        return (
+            _sample(one, range(len(one)), f"{source}, {first}", frames),
+            _sample(two, range(len(two)), f"{source}, {second}", frames),
+        )
+    split = splits[first]
+    if len(split) < 4:
+        raise BadData(
+            f"some images calibrate and others measure, but {source} has {len(split)}. Give at least 4, better some hundred."
+        )
+    even, odd = range(0, len(split), 2), range(1, len(split), 2)
+    return _sample(split, even, f"one half of {source}", frames), _sample(split, odd, f"other half of {source}", frames)
+
+
+def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
+    """The splits of a data set, a built-in world as it was drawn for training."""
+    settings, stored = bundle.settings, bundle.notes.get("data_settings")
+    drawn = None if stored is None else from_plain(DataSettings, stored)
+    data = world_settings(source, drawn, settings.view, settings.frames)
+    return open_labelled(data, settings.view, bundle.classes, frames=settings.frames)
+
+
+def made_up(settings: NetworkSettings, count: int = MADE_UP, seed: int = 0) -> Sample:
+    """Pictures of coloured clouds and noise; not quite of the view's size, so that they are resized where it resizes."""
+    draw, view = np.random.default_rng(seed), settings.view
+    height, width = view.height_px, view.width_px
+    if view.fit != "whole":
+        height, width = height + height // 4, width + width // 3
+    pictures = []
+    for _ in range(count):
+        frames = [_clouds(draw, height, width) for _ in range(settings.frames)]
+        pictures.append(torch.stack(frames) if settings.frames > 1 else frames[0])
+    return Sample(pictures, "made-up pictures", settings.frames)
+
+
+def _clouds(draw: np.random.Generator, height: int, width: int) -> Tensor:
+    cells = int(draw.integers(2, 12))
+    coarse = Image.fromarray(draw.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int64)
+    noisy = (pixels + draw.integers(-24, 25, (height, width, 3))).clip(0, 255).astype(np.uint8)
+    return torch.from_numpy(noisy).permute(2, 0, 1)
+
+
+def _sample(split: Split, rows: Sequence[int], words: str, frames: int) -> Sample:
+    held: Any = split.images if isinstance(split, MemorySplit) else getattr(split, "files")  # noqa: B009
+    return Sample([held[row] for row in rows], words, frames, tuple(int(split.labels[row]) for row in rows))
+
+
+def _picture(pixels: Tensor) -> Image.Image:
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())

@@ -1,0 +1,225 @@
+"""`gf export`: what is written, what it is compared with, and what is refused with nothing written."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glancefocus.bundle import Bundle
+from glancefocus.cli import main
+from glancefocus.errors import BadExport, MissingExtra
+from glancefocus.export import deliver, writing
+from glancefocus.export.deliver import Int8, export_bundle
+from glancefocus.export.formats import FORMATS, Format
+from glancefocus.export.samples import calibration_samples, made_up, open_sample
+from glancefocus.network.glance_focus import GlanceFocus
+
+Described = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def bundle_folder(exported_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported_bundle.save(tmp_path_factory.mktemp("export") / "bundle")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", *map(str, words)])
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    return told.err
+
+
+def test_an_export_holds_graphs_loop_description_and_readme(onnx_folder: Path, described: Described) -> None:
+    about = described(onnx_folder)
+    assert sorted(file.name for file in onnx_folder.iterdir()) == [
+        *("README.md", "aim_32.onnx", "focus.onnx", "glance.onnx", "glancefocus.json", "predict.py"),
+    ]
+    assert [graph["name"] for graph in about["graphs"]] == ["glance", "aim_32", "focus"]
+    assert about["graphs"][2]["inputs"] == [
+        {"name": "patches", "shape": ["batch", 3, 32, 32]},
+        {"name": "memory", "shape": ["batch", 16]},
+    ]
+    assert (about["classes"], about["looks"], about["score"]) == (["cat", "dog", "eel"], 3, "confidence")
+    assert "same answers" in (onnx_folder / "README.md").read_text()
+    assert list(onnx_folder.parent.iterdir()) == [onnx_folder]
+
+
+def test_every_way_of_looking_was_compared(onnx_folder: Path, described: Described) -> None:
+    compared = described(onnx_folder)["compared"]
+    assert compared["source"] == "made-up pictures"
+    assert list(compared["ways"]) == ["stopping when sure", "every look"]
+    for found in compared["ways"].values():
+        assert (found["images"], found["same_answers"], found["same_looks"]) == (32, 32, 32)
+        assert found["confidence_difference"] < 1e-5
+    assert compared["ways"]["stopping when sure"]["exits_per_look"][0] == 16
+    assert compared["ways"]["every look"]["exits_per_look"] == [0, 0, 32]
+
+
+def test_the_command_compares_on_the_images_that_are_named(
+    bundle_folder: Path,
+    onnx_folder: Path,
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    described: Described,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("openvino", reason="needs the extra openvino")
+    # OpenVINO converts ONNX graphs, and those of this bundle have been written already.
+    monkeypatch.setattr(writing, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
+    words = ["export", bundle_folder, "--to", "openvino", "-o", tmp_path / "out", "--images", pictures, "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words), "--max-images", "9"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["graphs"] == ["glance.xml", "aim_32.xml", "focus.xml"]
+    own = told["compared"]["ways"]["stopping when sure"]
+    assert (own["images"], own["same_answers"], own["same_looks"]) == (9, 9, 9)
+    assert own["accuracy_before"] == own["accuracy_after"] == 1.0  # the folders are named as the network answers
+    assert described(tmp_path / "out")["runtime"] == "openvino"
+
+
+@pytest.fixture
+def graphs_of_before(onnx_folder: Path, described: Described, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes the graphs that were written before, whatever the network: converting takes seconds."""
+
+    def copy_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Any = None) -> list[dict[str, Any]]:
+        graphs: list[dict[str, Any]] = described(onnx_folder)["graphs"]
+        for graph in graphs:
+            shutil.copy(onnx_folder / graph["file"], folder)
+        return graphs
+
+    monkeypatch.setattr(deliver, "write_graphs", copy_graphs)
+
+
+@pytest.mark.usefixtures("graphs_of_before")
+def test_graphs_that_answer_otherwise_are_not_put_in_place(small_bundle: Callable[..., Bundle], tmp_path: Path) -> None:
+    with pytest.raises(BadExport, match=r"do not answer as the network does on \d+ of 32 images.*Nothing was written"):
+        export_bundle(small_bundle(seed=1), tmp_path / "out", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    told = refused(capsys, bundle_folder, "--to", "onnx", "-o", tmp_path)
+    assert told == f"gf: {tmp_path} exists and is not an export; it was left as it is. Choose another place.\n"
+    (tmp_path / "glancefocus.json").write_text("{}")
+    assert "is not an export" in refused(capsys, bundle_folder, "--to", "onnx", "-o", tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--to", "onxx"], "there is no format named 'onxx'. Did you mean 'onnx'?"),
+        (["--to", "onnx", "--int8"], "int8 needs images to calibrate with: name labelled data with --calibrate DATA."),
+        (["--to", "onnx", "--calibrate", "signs"], "--calibrate is for int8. Add --int8, or leave it out"),
+        (["--to", "litert", "--int8", "--calibrate", "signs"], "int8 is for onnx, openvino, not for litert."),
+        (["--to", "onnx", "--max-images", "0"], "compared on at least one image, but max_images is 0."),
+        (["--to", "onnx", "--images", "sings"], "there is no data set named 'sings'. Did you mean 'signs'?"),
+        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "max-drop is a number of points"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert sentence in refused(capsys, bundle_folder, "-o", tmp_path / "out", *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "package", "advice"),
+    [
+        ("onnx", "onnxruntime", r"pip install 'glancefocus\[export\]'"),
+        ("openvino", "openvino", r"pip install 'glancefocus\[openvino\]'"),
+        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* glancefocus"),
+        ("executorch", "executorch", "pip install torch==.* executorch==.* glancefocus"),
+    ],
+)
+def test_a_missing_package_says_how_to_get_it(
+    exported_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, package: str, advice: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_Missing(package), *sys.meta_path])
+    with pytest.raises(MissingExtra, match=f"needs the package '{package}'.*{advice}"):
+        export_bundle(exported_bundle, tmp_path / "out", to)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _Missing:
+    """Finds nothing where one package would be."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=self.package)
+
+
+def test_an_export_replaces_an_older_one(onnx_folder: Path, exported_bundle: Bundle, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "glancefocus.json").write_text((onnx_folder / "glancefocus.json").read_text())
+    (place / "old.onnx").write_text("old")
+    with deliver._written_aside(place) as aside:
+        (aside / "new").write_text("new")
+    assert [file.name for file in place.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_samples_are_spread_over_a_sorted_data_set(exported_bundle: Bundle, pictures: Path) -> None:
+    whole = open_sample(exported_bundle, str(pictures))
+    some = whole.at_most(5)
+    assert (len(whole), len(some)) == (24, 5)
+    assert whole.labels is not None
+    assert some.labels is not None
+    assert (some.labels[0], some.labels[-1]) == (whole.labels[0], whole.labels[-1])
+    assert list(whole.labels) == sorted(whole.labels)
+    unlabelled = open_sample(exported_bundle, str(next(path for path in pictures.iterdir() if path.is_dir())))
+    assert unlabelled.labels is None
+
+
+def test_images_that_calibrate_do_not_measure(exported_bundle: Bundle, pictures: Path) -> None:
+    one, two = calibration_samples(exported_bundle, str(pictures))
+    assert set(map(str, one.sources)).isdisjoint(map(str, two.sources))
+    assert len(one) + len(two) == 24
+
+
+@pytest.mark.usefixtures("graphs_of_before")
+def test_int8_graphs_are_smaller_and_their_accuracy_is_told(
+    exported_bundle: Bundle, onnx_folder: Path, pictures: Path, tmp_path: Path, described: Described
+) -> None:
+    about = export_bundle(exported_bundle, tmp_path / "out", "onnx", int8=Int8(str(pictures), max_drop=0.5))
+    told = about["int8"]
+    assert told == described(tmp_path / "out")["int8"]
+    assert told["covers"] in ("everything", "convolutions")
+    assert (told["accuracy_before"], told["calibration_images"], told["images"]) == (1.0, 12, 12)
+    assert told["accuracy_after"] == about["compared"]["ways"]["stopping when sure"]["accuracy_after"]
+    assert sorted(f.name for f in (tmp_path / "out").iterdir()) == sorted(f.name for f in onnx_folder.iterdir())
+    glance = tmp_path / "out" / "glance.onnx"
+    assert b"QuantizeLinear" in glance.read_bytes()
+    assert glance.stat().st_size < (onnx_folder / "glance.onnx").stat().st_size
+
+
+def test_int8_that_loses_too_much_is_refused(exported_bundle: Bundle) -> None:
+    sample = made_up(exported_bundle.settings, count=1)
+    with pytest.raises(BadExport, match="in int8 97.0 % of 1 images .* are right, 98.5 % before.*more than 1 points"):
+        deliver._refuse_drop(0.985, 0.970, 0.01, sample)
+    deliver._refuse_drop(0.985, 0.975, 0.01, sample)
+
+
+def test_every_format_is_named_in_the_help() -> None:
+    from glancefocus.commands.words_export import export
+
+    assert all(name in (export.__doc__ or "") for name in FORMATS)

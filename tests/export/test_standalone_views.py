@@ -1,0 +1,75 @@
+"""Pictures without torch: the same pixels, glances and boxes as with it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from glancefocus.data.clips import frame_indexes
+from glancefocus.data.pictures import as_rgb as as_rgb_of_ours
+from glancefocus.data.splits import as_pixels
+from glancefocus.data.views import view_picture
+from glancefocus.export.standalone import views
+from glancefocus.scene import shrink
+from glancefocus.settings import ViewSettings, to_plain
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def about(view: ViewSettings, **more: Any) -> dict[str, Any]:
+    return {"view": to_plain(view), "frames": 1, "looks": 3, "patch_px": [16], **more}
+
+
+@pytest.mark.parametrize("resize", ["antialias", "bilinear", "bicubic"])
+@pytest.mark.parametrize(("height", "width", "px"), [(64, 64, 32), (57, 91, 24), (20, 30, 48)])
+def test_a_glance_is_the_same_as_by_torch(resize: Any, height: int, width: int, px: int) -> None:
+    image = np.asarray(noise(height, width))
+    ours = shrink(torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float(), px, resize)[0].permute(1, 2, 0)
+    np.testing.assert_allclose(views.shrink(image, px, resize), ours.numpy(), atol=2e-3)  # of 255
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("fit", ["crop", "stretch", "whole"])
+@pytest.mark.parametrize(("height", "width"), [(40, 60), (90, 33), (48, 32), (20, 900)])
+def test_a_view_has_the_same_pixels_and_boxes(fit: Any, interpolation: Any, height: int, width: int) -> None:
+    view = ViewSettings(fit=fit, height_px=48, width_px=32, interpolation=interpolation)
+    picture = noise(height, width)
+    image, placement = view_picture(picture, as_pixels(view))
+    seen = views.see([picture], about(view))
+    assert np.array_equal(seen.frames[0], (image * 255).round().byte().permute(1, 2, 0).numpy())
+    assert seen.to_box(3, 5, 16) == list(placement.box_in_picture(3, 5, 16))
+
+
+def test_a_file_is_turned_upright_and_its_transparency_is_white(tmp_path: Path) -> None:
+    turned, exif = noise(24, 40), Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=exif)
+    clear = noise(24, 24).convert("RGBA")
+    clear.putalpha(Image.fromarray(np.full((24, 24), 99, dtype=np.uint8)))
+    clear.save(tmp_path / "clear.png")
+    Image.fromarray(np.arange(576, dtype=np.uint16).reshape(24, 24) * 113).save(tmp_path / "deep.png")
+    for name in ("turned.png", "clear.png", "deep.png"):
+        seen = views.read(tmp_path / name, about(ViewSettings(fit="whole")))
+        with Image.open(tmp_path / name) as picture:
+            assert np.array_equal(seen.frames[0], np.asarray(as_rgb_of_ours(picture)))
+
+
+@pytest.mark.parametrize("count", [3, 4, 11])
+def test_frames_of_a_folder_are_evenly_spaced_in_their_order(tmp_path: Path, count: int) -> None:
+    clip = tmp_path / "clip"
+    clip.mkdir()
+    for number in range(count):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(clip / f"frame{number}.png")  # frame10 comes after frame9
+    seen = views.read(clip, about(ViewSettings(fit="whole"), frames=4))
+    assert [int(frame[0, 0, 0]) for frame in seen.frames] == frame_indexes(count, 4)
+    assert list(views.find([str(tmp_path)], 4)) == [clip]
+
+
+def test_an_image_smaller_than_a_patch_is_refused() -> None:
+    with pytest.raises(ValueError, match="12x30 px is smaller than a patch of this network .16 px."):
+        views.see([noise(12, 30)], about(ViewSettings(fit="whole")))
