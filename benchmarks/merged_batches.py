@@ -138,10 +138,10 @@ def main(arguments: list[str] | None = None) -> None:
         )
         body = (
             f"{name}, in the runtime {chosen.runtime}, a stream of {chosen.images} images in small batches. Half of them leave at "
-            f"the glance, the rest takes all of {net.settings.looks} looks: batch by batch, or together with the rest of other batches in batches of about "
-            f"{chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). Medians of {chosen.rounds} "
-            "rounds in which both take turns; times faster is taken within each round. Other answers: images that got another "
-            f"answer or another number of looks.\n\n{table(rows)}"
+            f"the glance, the rest takes all of {net.settings.looks} looks: batch by batch, or together with the rest of other "
+            f"batches in batches of about {chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). "
+            f"Medians of {chosen.rounds} rounds in which both take turns; times faster is taken within each round. Other answers: "
+            f"images that got another answer or another number of looks.\n\n{table(rows)}"
         )
         write_section(
             chosen.write,
