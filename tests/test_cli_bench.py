@@ -54,11 +54,11 @@ def run_folder(small_bundle: Callable[..., Bundle], tmp_path_factory: pytest.Tem
 
 
 def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> None:
-    words = ("bench", "gf-mini-48", "--exits", "0.5,0.3,0.2", "--set", "policy.units=16", *QUICK, "--json")
+    words = ("bench", "gf-mini-48", "--exits", "0.5,0.3,0.1,0.1", "--set", "policy.units=16", *QUICK, "--json")
     (row,) = gf(*words)
     assert (row["runtime"], row["batch"], row["threads"]) == ("eager", 4, 1)
-    assert row["exits"] == [10, 6, 4]
-    assert row["mac_ratio"] == pytest.approx(6.2, abs=0.1)
+    assert row["exits"] == [10, 6, 2, 2]
+    assert row["mac_ratio"] == pytest.approx(6.0, abs=0.05)
     assert row["quotient"] == pytest.approx(row["time_ratio"] / row["mac_ratio"], rel=1e-9)
 
 
@@ -89,17 +89,17 @@ def test_a_bundles_own_thresholds_say_how_many_leave(
     ("words", "sentence"),
     [
         (("gf-mini-84",), "there is no bundle or preset named 'gf-mini-84'. Did you mean 'gf-mini-48'"),
-        (("gf-mini-48",), "nobody has said how many images leave after each of 3 looks"),
-        (("gf-mini-48", "--exits", "0.5,0.6,0.1"), "which sum to 1, but got 0.5, 0.6, 0.1"),
+        (("gf-mini-48",), "nobody has said how many images leave after each of 4 looks"),
+        (("gf-mini-48", "--exits", "0.5,0.6,0.1,0.1"), "which sum to 1, but got 0.5, 0.6, 0.1, 0.1"),
         (("gf-mini-48", "--exits", "half"), "a share of exits is a number, but got 'half'"),
-        (("gf-mini-48", "--exits", "1,0,0", "--budget-macs", "9e6"), "not both"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--budget-macs", "9e6"), "not both"),
         (("gf-mini-48", "--budget-macs", "5"), "less than one glance"),
-        (("gf-mini-48", "--exits", "1,0,0", "--batch", "0"), "batch is 0"),
-        (("gf-mini-48", "--exits", "1,0,0", "--batch", "many"), "a batch is a whole number, but got 'many'"),
-        (("gf-mini-48", "--exits", "1,0,0", "--rounds", "0"), "at least 1 round"),
-        (("gf-mini-48", "--exits", "1,0,0", "--runtime", "onyx"), "Did you mean 'onnx'?"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "0"), "batch is 0"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "many"), "a batch is a whole number, but got 'many'"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--rounds", "0"), "at least 1 round"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--runtime", "onyx"), "Did you mean 'onnx'?"),
         (("gf-mini-48", "signs"), "gf-mini-48 has made-up weights, which recognise nothing in signs"),
-        (("gf-mini-48", "--set", "policy.unit=3", "--exits", "1,0,0"), "unit"),
+        (("gf-mini-48", "--set", "policy.unit=3", "--exits", "1,0,0,0"), "unit"),
     ],
 )
 def test_mistakes_get_one_sentence(words: tuple[str, ...], sentence: str, gf: Run) -> None:
@@ -112,7 +112,7 @@ def test_mistakes_get_one_sentence(words: tuple[str, ...], sentence: str, gf: Ru
 def test_a_bundle_is_measured_as_it_is(gf: Run, run_folder: Path, tmp_path: Path) -> None:
     bundle = run_folder / "run" / "bundle"
     assert "for presets. Leave them out" in gf("bench", bundle, "--light-policy", code=2)
-    assert "Leave the data out" in gf("bench", bundle, run_folder / "pets", "--exits", "1,0,0", code=2)
+    assert "Leave the data out" in gf("bench", bundle, run_folder / "pets", "--exits", "1,0,0,0", code=2)
     missing = gf("bench", bundle, run_folder / "pets", "--backbone", tmp_path / "none.safetensors", code=2)
     assert "there is no plain backbone at" in missing
 

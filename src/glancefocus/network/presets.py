@@ -124,7 +124,7 @@ _MINI = NetworkSettings(
     policy=PolicySettings(units=128),
     view=ViewSettings(fit="whole", height_px=160, width_px=160),
 )
-PRESETS["gf-mini-48"] = Preset("gf-mini-48", _MINI)
+PRESETS["gf-mini-48"] = Preset("gf-mini-48", replace(_MINI, looks=4))
 PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, patch_px=(32, 48, 64)))
 
 

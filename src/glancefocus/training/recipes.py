@@ -24,8 +24,18 @@ SIGNS_RECIPE: dict[str, Any] = {
 }
 
 
-# With one patch size aims must be exact: exploration narrows along the stage.
-ONE_SIZE_RECIPE: dict[str, Any] = {"aim": {"deviation_end": 0.05}}
+# With one patch size aims must be exact: exploration and its steps narrow along the stage, the glances that the policy sees stay as
+# they are while the rest is fine-tuned, and the policy has the last word.
+ONE_SIZE_RECIPE: dict[str, Any] = {
+    "stages": ["backbone", "glance", "recognise", "aim", "finetune", "aim"],
+    "rounds": 1,
+    "backbone": {"epochs": 4},
+    "glance": {"epochs": 6},
+    "recognise": {"epochs": 2},
+    "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
+    "finetune": {"epochs": 4, "freeze_glance": True},
+    "data": {"scenes": [5000, 500, 1000]},
+}
 
 
 # The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are. In
