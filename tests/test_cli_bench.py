@@ -58,7 +58,7 @@ def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> 
     (row,) = gf(*words)
     assert (row["runtime"], row["batch"], row["threads"]) == ("eager", 4, 1)
     assert row["exits"] == [10, 6, 2, 2]
-    assert row["mac_ratio"] == pytest.approx(6.0, abs=0.05)
+    assert row["mac_ratio"] == pytest.approx(5.92, abs=0.03)
     assert row["quotient"] == pytest.approx(row["time_ratio"] / row["mac_ratio"], rel=1e-9)
 
 
