@@ -97,16 +97,26 @@ def evaluate_every_look(
     return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
 
 
+# What a backbone sees in one go: 80 photographs of 224x224 px.
+PIXELS_AT_ONCE = 80 * 224 * 224
+
+
 def backbone_accuracy(
     net: GlanceFocus, split: Split, batch_size: int = 64, rows: list[int] | None = None, px: int | None = None
 ) -> float:
-    """Share of right answers of the focus encoder alone on whole images, or on images shrunk to px: the plain backbone."""
+    """Share of right answers of the focus encoder alone on whole images, or on images shrunk to px: the plain backbone.
+
+    batch_size  at most; of large images fewer are seen at once, so that memory does not grow with their size
+    """
     device = next(net.parameters()).device
     encoder = net.focus_encoder
     was_training = encoder.training
     encoder.eval()
     right = 0
     rows = list(range(len(split))) if rows is None else rows
+    view = net.settings.view
+    side_px = (view.height_px, view.width_px) if px is None else (px, px)
+    batch_size = max(1, min(batch_size, PIXELS_AT_ONCE // (side_px[0] * side_px[1] * net.settings.frames)))
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
         for images, labels in scene_batches(split, net.settings.view, order):
