@@ -24,10 +24,11 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Compilers and runtimes keep threads of their own; processes that have loaded them start no other programs.
+# Compilers and runtimes keep threads of their own: what loads them is tested in processes of its own.
+RUNTIME_TESTS = tests/runtimes tests/export tests/evaluation/test_bench.py tests/test_cli_bench.py
 test: setup
-	$(TEST_THREADS) $(BIN)/pytest -n 2 --ignore tests/runtimes
-	$(TEST_THREADS) $(BIN)/pytest -n 2 tests/runtimes
+	$(TEST_THREADS) $(BIN)/pytest -n 2 $(RUNTIME_TESTS:%=--ignore=%)
+	$(TEST_THREADS) $(BIN)/pytest -n 2 $(RUNTIME_TESTS)
 
 check: lint types test
 
