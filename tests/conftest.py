@@ -1,6 +1,7 @@
 """Small real objects that several tests share."""
 
 import importlib.util
+import json
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 import glancefocus as gf
 from glancefocus.bundle import Bundle
+from glancefocus.cli import main
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
@@ -120,3 +122,21 @@ def make_video() -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture(name="gf")
+def gf_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command; what it printed as JSON where --json was asked for, else as text. Any other exit code is a failure."""
+
+    def run(*words: object, code: int = 0) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert ended.value.code == code, out + err
+        if code != 0:
+            assert out == ""
+            return " ".join(err.split())
+        return json.loads(out) if "--json" in words else " ".join(out.split())
+
+    return run

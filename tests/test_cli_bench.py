@@ -1,6 +1,5 @@
 """`gf bench`: ratios for people and machines, one sentence for a mistake."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,10 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle import Bundle
-from glancefocus.cli import main
 from glancefocus.commands.bench import BenchAsked, preset_subject
 
 Run = Callable[..., Any]
 QUICK = ("--runtime", "eager", "--batch", 4, "--threads", 1, "--rounds", 1)
-
-
-@pytest.fixture
-def gf(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command; what it printed as JSON where --json was asked for, else as text. Any other exit code is a failure."""
-
-    def run(*words: object, code: int = 0) -> Any:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert ended.value.code == code, out + err
-        return " ".join(err.split()) if code else json.loads(out) if "--json" in words else " ".join(out.split())
-
-    return run
 
 
 @pytest.fixture(scope="module")

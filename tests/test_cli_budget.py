@@ -13,28 +13,9 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle import Bundle
-from glancefocus.cli import main
 
 Run = Callable[..., Any]
 CLASSES = ("cat", "dog", "eel")
-
-
-@pytest.fixture
-def gf(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command; what it printed as JSON where --json was asked for, else as text. Any other exit code is a failure."""
-
-    def run(*words: object, code: int = 0) -> Any:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert ended.value.code == code, out + err
-        if code != 0:
-            assert out == ""
-            return " ".join(err.split())
-        return json.loads(out) if "--json" in words else " ".join(out.split())
-
-    return run
 
 
 def picture(file: Path, seed: int) -> None:

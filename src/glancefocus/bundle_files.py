@@ -3,6 +3,8 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +81,22 @@ def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Ten
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
-    """Write weights and texts ({file: content}) beside the folder, then put them in its place all at once."""
+    """Write weights and texts ({file: content}) in place of the folder, all at once."""
+    with written_aside(folder) as aside:
+        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+        for name, text in texts.items():
+            (aside / name).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of `folder` once the block is done; when it fails, what was there stays as it was."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     replaced = aside.with_name(f"{aside.name}.old")
     try:
         aside.chmod(0o755)
-        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
-        for name, text in texts.items():
-            (aside / name).write_text(text, encoding="utf-8")
+        yield aside
         if folder.exists():
             folder.rename(replaced)
         aside.rename(folder)

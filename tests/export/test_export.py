@@ -172,7 +172,7 @@ def test_an_export_replaces_an_older_one(onnx_folder: Path, exported_bundle: Bun
     place.mkdir()
     (place / "glancefocus.json").write_text((onnx_folder / "glancefocus.json").read_text())
     (place / "old.onnx").write_text("old")
-    with deliver._written_aside(place) as aside:
+    with deliver._placed(place) as aside:
         (aside / "new").write_text("new")
     assert [file.name for file in place.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [place]

@@ -19,6 +19,7 @@ from glancefocus.evaluation.time_shares import time_shares
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
 from glancefocus.runtimes.choose import RuntimeOptions, installed, open_backbone, open_runtime, set_threads
+from glancefocus.runtimes.fastest import made_up_images
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 
@@ -212,8 +213,5 @@ def forced_subject(
     net: GlanceFocus, costs: Costs, shares: Sequence[float], most_images: int, generator: torch.Generator
 ) -> Subject:
     """A network that looks at noise, of which these shares leave after each look; its own focus encoder is the backbone."""
-    view, frames = net.settings.view, net.settings.frames
-    shape = (most_images, *(() if frames == 1 else (frames,)), 3, view.height_px, view.width_px)
-    device = next(net.parameters()).device
-    images = torch.randn(shape, generator=generator).to(device)
+    images = made_up_images(net.settings, most_images, next(net.parameters()).device, generator)
     return Subject(net, net, costs, images, exits=planned_exits(shares, most_images))

@@ -13,6 +13,7 @@ from glancefocus.early_exit.rule import ExitRule
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
+from glancefocus.runtimes.eager import as_tuple
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import GlanceResize
@@ -104,8 +105,7 @@ def with_timed_parts(net: GlanceFocus | PartsNetwork, watch: Stopwatch) -> Parts
         settings, sides, units = net.settings, net.policy.map_sides, net.policy.gru.hidden_size
 
         def run(part: str, *inputs: Tensor) -> Sequence[Tensor]:
-            outputs = modules[part](*inputs)
-            return (outputs,) if isinstance(outputs, Tensor) else outputs
+            return as_tuple(modules[part](*inputs))
 
     def timed(part: str, *inputs: Tensor) -> Sequence[Tensor]:
         what = "policy" if part.startswith("aim_") else "encoder_and_classifier"

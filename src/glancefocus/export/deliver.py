@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle import Bundle
+from glancefocus.bundle_files import written_aside
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
 from glancefocus.export.formats import FORMATS, Format, format_named
@@ -68,7 +68,7 @@ def export_bundle(
     if int8 is not None and images == int8.calibrate:
         images = None  # it would calibrate and measure with the same images; divided, it does both
     sample = open_sample(bundle, images) if images is not None else None
-    with _written_aside(folder) as aside:
+    with _placed(folder) as aside:
         if int8 is None:
             sample = (sample or made_up(bundle.settings)).at_most(max_images)
             about = _full_precision(bundle, chosen, sample, aside, progress)
@@ -189,27 +189,10 @@ def _check_place(folder: Path) -> None:
 
 
 @contextmanager
-def _written_aside(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` once the block is done, and is gone when it fails."""
-    folder = folder.absolute()
-    aside = None
+def _placed(folder: Path) -> Iterator[Path]:
+    """written_aside, whose failures to write are said."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        aside.chmod(0o755)
-        yield aside
-        replaced = aside.with_name(f"{aside.name}.old")
-        if folder.exists():
-            folder.rename(replaced)
-        try:
-            aside.rename(folder)
-        except BaseException:
-            if replaced.exists():
-                replaced.rename(folder)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
+        with written_aside(folder.absolute()) as aside:
+            yield aside
     except OSError as error:
         raise BadExport(f"the export cannot be written to {folder}: {error.strerror or error}.") from error
-    finally:
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from glancefocus.errors import BadExport, GlancefocusError
 from glancefocus.export.formats import Format
 from glancefocus.export.quiet import quiet
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
+from glancefocus.runtimes.eager import as_tuple
 from glancefocus.runtimes.onnx_graph import write_onnx
 
 Progress = Callable[[str, int, int], None]
@@ -107,10 +107,8 @@ def _signature(part: Part, px: int | None, batch: int | None) -> dict[str, Any]:
 
 def _shapes(part: Part, px: int | None, batch: int | None) -> list[list[int | str]]:
     given = part.example(1, px)
-    device = next((p.device for p in part.module.parameters()), torch.device("cpu"))
     with torch.inference_mode():
-        found = part.module(*(tensor.to(device) for tensor in given))
-    made: Sequence[Tensor] = (found,) if isinstance(found, Tensor) else found
+        made = as_tuple(part.module(*given))
     first: int | str = "batch" if batch is None else batch
     return [[first, *map(int, tensor.shape[1:])] for tensor in (*given, *made)]
 

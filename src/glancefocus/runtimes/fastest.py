@@ -53,11 +53,14 @@ def measure(networks: Mapping[str, Looking], images: Tensor, *, repeats: int = 7
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 
-def made_up_images(settings: NetworkSettings, batch: int, device: torch.device) -> Tensor:
+def made_up_images(
+    settings: NetworkSettings, count: int, device: torch.device, generator: torch.Generator | None = None
+) -> Tensor:
+    """(count, 3, H, W) noise of the view's size, of clips (count, frames, 3, H, W)."""
     view = settings.view
     frames = () if settings.frames == 1 else (settings.frames,)
-    shape = (batch, *frames, 3, view.height_px, view.width_px)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    shape = (count, *frames, 3, view.height_px, view.width_px)
+    return torch.randn(shape, generator=generator or torch.Generator().manual_seed(0)).to(device)
 
 
 def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
