@@ -13,7 +13,7 @@ from typing import Any
 from results import machine, markdown_table, write_section
 
 from glancefocus.commands.bench import BenchAsked, bundle_subject, preset_subject
-from glancefocus.evaluation.bench import Case, Subject, bench, images_needed, usual_cases
+from glancefocus.evaluation.bench import LIGHT_IN, Case, Subject, bench, images_needed, usual_cases
 from glancefocus.evaluation.time_shares import SHARES
 
 # (batch, threads): many images on two cores, and one on a phone.
@@ -38,22 +38,22 @@ def subjects(bundle: Path | None, data: str) -> dict[str, Subject]:
 
 
 def measure(named: dict[str, Subject], runtimes: list[str] | None, rounds: int) -> list[dict[str, Any]]:
-    """One row for every network, runtime and setting; with int8 heads beside float ones where a runtime has them."""
+    """One row for every network, runtime and setting; with int8 weights beside float ones where a runtime has them."""
     rows = []
     for name, subject in named.items():
         device = next(subject.net.parameters()).device
         names = dict.fromkeys(case.runtime for case in usual_cases(runtimes, [1], None, device))
         for batch, threads in SETTINGS:
             for runtime in names:
-                for light in (False, True) if runtime in ("eager", "onnx") else (False,):
-                    timing = bench(subject, Case(runtime, batch, threads), rounds=rounds, light_heads=light)
+                for light in (False, True) if runtime in LIGHT_IN else (False,):
+                    timing = bench(subject, Case(runtime, batch, threads), rounds=rounds, light_weights=light)
                     rows.append({"network": name, **timing.to_plain()})
                     print(f"{name} {runtime} {batch} {timing.quotient:.2f}", file=sys.stderr)
     return rows
 
 
 def runtime_of(row: dict[str, Any]) -> str:
-    return row["runtime"] + (", light heads" if row["light_heads"] else "")
+    return row["runtime"] + (", light weights" if row["light_weights"] else "")
 
 
 def ratio_table(rows: list[dict[str, Any]]) -> str:
@@ -97,7 +97,7 @@ def share_table(rows: list[dict[str, Any]]) -> str:
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence for every network and setting: the best quotient; overhead; the fastest runtime against eager as it comes."""
+    """A sentence for every network and setting: the fastest runtime, its quotient and overhead, and torch as it comes beside it."""
     told = []
     for name, batch in dict.fromkeys((row["network"], row["batch"]) for row in rows):
         own = [row for row in rows if (row["network"], row["batch"]) == (name, batch)]
@@ -105,16 +105,18 @@ def verdicts(rows: list[dict[str, Any]]) -> list[str]:
         fastest = min(own, key=lambda row: row["glancefocus_ms"])
         goal = GOALS.get(name, {}).get(batch)
         wanted = "" if goal is None else f" (wanted: at least {goal})"
-        sentence = f"{name}, batch {batch}: the best quotient is {best['quotient']:.2f}, by {runtime_of(best)}{wanted}"
         overhead = 1 - fastest["shares"]["encoder_and_classifier"]
-        sentence += (
-            f"; the fastest is {runtime_of(fastest)}, of whose time {100 * overhead:.1f} % is not encoder or classifier"
+        sentence = (
+            f"{name}, batch {batch}: the fastest is {runtime_of(fastest)}, with a quotient of {fastest['quotient']:.2f}{wanted}; "
+            f"{100 * overhead:.1f} % of its time is not encoder or classifier"
         )
         plain = next((row for row in own if row["runtime"] == "plain"), None)
         if plain is not None:
             sentence += (
-                f", {plain['glancefocus_ms'] / fastest['glancefocus_ms']:.1f} times as fast as torch as it comes"
+                f"; it is {plain['glancefocus_ms'] / fastest['glancefocus_ms']:.1f} times as fast as torch as it comes"
             )
+        if best is not fastest:
+            sentence += f"; the best quotient is {best['quotient']:.2f}, by {runtime_of(best)}"
         told.append(sentence + ".")
     return told
 

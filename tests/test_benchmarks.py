@@ -177,8 +177,11 @@ def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPat
 
     rows = [row("plain", 30.0, 0.5), row("eager", 20.0, 0.97), row("onnx", 10.0, 0.9, light=True)]
     assert speed.verdicts(rows) == [
-        "gf-resnet50-96, batch 64: the best quotient is 0.97, by eager (wanted: at least 0.95); the fastest is onnx, light heads, "
-        "of whose time 10.0 % is not encoder or classifier, 3.0 times as fast as torch as it comes."
+        "gf-resnet50-96, batch 64: the fastest is onnx, light weights, with a quotient of 0.90 (wanted: at least 0.95); "
+        "10.0 % of its time is not encoder or classifier; it is 3.0 times as fast as torch as it comes; "
+        "the best quotient is 0.97, by eager."
     ]
-    assert speed.ratio_table(rows).splitlines()[-1].startswith("| gf-resnet50-96 | onnx, light heads | 64 | 2 | 40.00")
+    assert (
+        speed.ratio_table(rows).splitlines()[-1].startswith("| gf-resnet50-96 | onnx, light weights | 64 | 2 | 40.00")
+    )
     assert "| 90.0 | 4.0 | 3.0 | 2.0 | 1.0 | 10.00 / 10.00 |" in speed.share_table(rows)

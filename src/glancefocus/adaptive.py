@@ -74,11 +74,12 @@ def let_go(look: Look, exit_rule: ExitRule, policy: Policy, recorder: Recorder) 
     sure = exit_rule.sure(look, aim)
     leaving = exit_rule.leaves(look, sure)
     recorder.record(look, leaving, sure)
-    rows = (~leaving).nonzero(as_tuple=True)[0]
-    if rows.shape[0] == 0:
+    count = int(leaving.count_nonzero())
+    if count == look.count:
         return None
-    if rows.shape[0] == look.count:
+    if count == 0:
         return look, aim
+    rows = (~leaving).nonzero(as_tuple=True)[0]
     return look.at(rows), None if aim is None else aim.keep(rows)
 
 

@@ -1,15 +1,16 @@
 """What came of looking: the answer of every image, how many looks it took, where they went, and what they cost."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.costs import Costs
-from glancefocus.look import Look
+from glancefocus.look import Look, most_confident
 
 
 @dataclass(frozen=True)
@@ -78,86 +79,117 @@ class Outcome:
         return replace(parts[0], **tensors)
 
 
+@dataclass(frozen=True)
+class _Note:
+    """What is remembered of a look until it is written down."""
+
+    number: int
+    rows: Tensor
+    logits: Tensor
+    where: Tensor | None
+    px: int | Tensor
+    leaving: Tensor
+    sure: Tensor
+
+
 class OutcomeRecorder:
-    """Fills outcomes while the loop runs. Every glance adds its rows; what is finished at the front can be taken away."""
+    """Fills outcomes while the loop runs. Every glance adds its rows; what is finished at the front can be taken away.
+
+    During the loop looks are only remembered. They are written down together when somebody asks, into arrays of numpy on the CPU:
+    between two looks at a single image every step would cost several times as much, because a look leaves nothing in the caches.
+    """
 
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
+        self._notes: list[_Note] = []
         self._glances = 0
         self._taken = 0
-        self._table: dict[str, Tensor] = {}
+        self._table: dict[str, NDArray[Any]] = {}
+        self._device = torch.device("cpu")
 
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
-        """Write down this look of every row in it, and the answer of those that leave."""
-        if look.number == 1:
-            self._add_rows(look)
-        table, count = self._table, look.count
-        # Rows are in order as long as they are those of one glance.
-        everybody = self._glances == 1 and count == table["looks"].shape[0]
-        rows: Any = slice(None) if everybody else look.rows - self._taken if self._taken else look.rows
-        notes = _notes(look)
-        table["seen"][rows, look.number - 1, : notes.shape[1]] = notes
-        leaving_count = int(leaving.count_nonzero())
-        if leaving_count == 0:
-            return
-        logits = look.logits.detach()
-        if leaving_count < count:
-            rows, logits, sure = look.rows[leaving] - self._taken, logits[leaving], sure[leaving]
-        table["logits"][rows] = logits
-        table["sure"][rows] = sure
-        table["looks"][rows] = look.number
+        """Remember this look of every row in it, and who leaves."""
+        where = None if look.aim is None else look.aim.where
+        self._notes.append(_Note(look.number, look.rows, look.logits, where, look.px, leaving, sure))
 
     def finish(self, **more: Any) -> Outcome:
         """The outcome of every row that was not taken yet."""
-        return self.take(self._table["looks"].shape[0], **more)
+        self._write_down()
+        return self.take(len(self._table["looks"]), **more)
 
     def finished(self, count: int) -> bool:
         """Whether the first so many rows have left."""
+        self._write_down()
         return bool((self._table["looks"][:count] > 0).all())
 
     def take(self, count: int, **more: Any) -> Outcome:
         """The outcome of the first so many rows, which are then forgotten."""
+        self._write_down()
         front = {name: column[:count] for name, column in self._table.items()}
         self._table = {name: column[count:] for name, column in self._table.items()}
         self._taken += count
-        seen, looks = front["seen"], front["looks"]
-        answer_after, confidence_after = seen[:, :, 0].long(), seen[:, :, 1]
-        last = (looks - 1)[:, None]
-        return Outcome(
-            answer=answer_after.gather(1, last)[:, 0],
-            confidence=confidence_after.gather(1, last)[:, 0],
-            looks=looks,
-            sure=front["sure"],
-            logits=front["logits"],
-            where=seen[:, 1:, 2:4],
-            patch_px=seen[:, 1:, 4].long(),
-            answer_after=answer_after,
-            confidence_after=confidence_after,
-            **more,
-        )
+        each, last = np.arange(len(front["looks"])), front["looks"] - 1
+        noted = {
+            "answer": front["answer"][each, last],
+            "confidence": front["confidence"][each, last],
+            "answer_after": front["answer"],
+            "confidence_after": front["confidence"],
+            **{name: front[name] for name in ("looks", "sure", "logits", "where", "patch_px")},
+        }
+        tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in noted.items()}
+        return Outcome(**tensors, **more)
 
-    def _add_rows(self, look: Look) -> None:
+    def _write_down(self) -> None:
+        notes, self._notes = self._notes, []
+        if not notes:
+            return
+        confidence, answer = map(_array, most_confident(torch.cat([note.logits for note in notes])))
+        start = 0
+        for note in notes:
+            own = slice(start, start + len(note.logits))
+            self._write(note, answer[own], confidence[own])
+            start = own.stop
+
+    def _write(self, note: _Note, answer: NDArray[Any], confidence: NDArray[Any]) -> None:
+        logits = _array(note.logits)
+        if note.number == 1:
+            self._device = note.logits.device
+            self._add_rows(logits)
+        table, count, index = self._table, len(logits), note.number - 1
+        # Rows are in order as long as they are those of one glance.
+        everybody = self._glances == 1 and count == len(table["looks"])
+        rows: Any = slice(None) if everybody else _array(note.rows) - self._taken
+        table["answer"][rows, index] = answer
+        table["confidence"][rows, index] = confidence
+        if note.where is not None:
+            table["where"][rows, index - 1] = _array(note.where)
+            table["patch_px"][rows, index - 1] = _array(note.px) if isinstance(note.px, Tensor) else note.px
+        left, sure = _array(note.leaving), _array(note.sure)
+        if not left.any():
+            return
+        if not left.all():
+            rows, logits, sure = _array(note.rows)[left] - self._taken, logits[left], sure[left]
+        table["logits"][rows] = logits
+        table["sure"][rows] = sure
+        table["looks"][rows] = note.number
+
+    def _add_rows(self, logits: NDArray[Any]) -> None:
         self._glances += 1
-        count, device = look.count, look.logits.device
+        count, most = len(logits), self.max_looks
         fresh = {
-            "seen": torch.tensor(_NO_LOOK, device=device).repeat(count, self.max_looks, 1),
-            "logits": torch.zeros_like(look.logits, requires_grad=False),
-            "sure": torch.zeros(count, dtype=torch.bool, device=device),
-            "looks": torch.zeros(count, dtype=torch.int64, device=device),
+            "answer": np.full((count, most), -1),
+            "confidence": np.full((count, most), np.nan, np.float32),
+            "where": np.full((count, most - 1, 2), np.nan, np.float32),
+            "patch_px": np.zeros((count, most - 1), np.int64),
+            "logits": np.zeros_like(logits),
+            "sure": np.zeros(count, np.bool_),
+            "looks": np.zeros(count, np.int64),
         }
         old = self._table
-        self._table = {name: torch.cat([old[name], column]) for name, column in fresh.items()} if old else fresh
+        self._table = {name: np.concatenate([old[name], column]) for name, column in fresh.items()} if old else fresh
 
 
-# Of each look of each row one line of floats, so that a look is written down in one go: answer, confidence, y, x, patch_px.
-_NO_LOOK = (-1.0, math.nan, math.nan, math.nan, 0.0)
-
-
-def _notes(look: Look) -> Tensor:
-    """(B, 5) what is written down about a look, (B, 2) about a glance; classes and sizes are small enough to be exact."""
-    confidence, answer = look.best
-    seen = torch.stack([answer.float(), confidence.detach()], dim=1)
-    if look.aim is None:
-        return seen
-    px = look.px[:, None].float() if isinstance(look.px, Tensor) else seen.new_full((look.count, 1), look.px)
-    return torch.cat([seen, look.aim.where.detach().float(), px], dim=1)
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor as an array, wherever it is; numpy has no bfloat16."""
+    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+    return array

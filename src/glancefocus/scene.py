@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -57,12 +58,33 @@ def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
     where  (B, 2) in [0, 1] as (y, x): 0 puts the patch against the top or left edge, 1 against the bottom or right, so a patch
            never leaves the image.
     """
+    _check_fits(height_px, width_px, px)
+    room = _room(height_px - px, width_px - px, where.dtype, where.device)
+    return (where.clamp(0, 1) * room).floor().long()
+
+
+def _check_fits(height_px: int, width_px: int, px: int) -> None:
     if px > height_px or px > width_px:
         raise ImageTooSmall(
             f"a patch of {px} px cannot be cut out of an image of {height_px}x{width_px} px. "
             "Use larger images, or a network with smaller patches."
         )
-    return (where.clamp(0, 1) * _room(height_px - px, width_px - px, where.dtype, where.device)).floor().long()
+
+
+def _corners(where: Tensor, height_px: int, width_px: int, px: int) -> list[tuple[int, int]]:
+    """top_left of float32 aims, bit for bit: of a few aims Python knows it in a fraction of the time that torch takes."""
+    _check_fits(height_px, width_px, px)
+    high, wide = height_px - px, width_px - px
+    return [(_floor(y, high), _floor(x, wide)) for y, x in where.tolist()]
+
+
+def _floor(share: float, room: int) -> int:
+    """floor(share x room) with the product rounded to float32, as torch does."""
+    product: float = _FLOAT32.unpack(_FLOAT32.pack(min(max(share, 0.0), 1.0) * room))[0]
+    return int(product)
+
+
+_FLOAT32 = struct.Struct("f")
 
 
 @functools.lru_cache(maxsize=64)
@@ -80,12 +102,13 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
     rows    (B,) the image of each patch; None: image i for patch i
     returns (B, 3, px, px)
     """
-    start = top_left(where, images.shape[-2], images.shape[-1], px)
+    height_px, width_px = images.shape[-2:]
     if images.device.type == "cpu" and not torch.compiler.is_compiling():
         # Copying slices is many times faster there than picking pixel by pixel.
         numbers = range(where.shape[0]) if rows is None else rows.tolist()
-        places = zip(numbers, start.tolist(), strict=True)
+        places = zip(numbers, _corners(where.float(), height_px, width_px, px), strict=True)
         return torch.cat([images[n : n + 1, :, top : top + px, left : left + px] for n, (top, left) in places])
+    start = top_left(where, height_px, width_px, px)
     offsets = torch.arange(px, device=images.device)
     y = (start[:, 0:1] + offsets)[:, :, None]
     x = (start[:, 1:2] + offsets)[:, None, :]

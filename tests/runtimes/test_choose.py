@@ -68,13 +68,14 @@ def test_the_plain_backbone_runs_in_every_runtime_too(
 
 
 @pytest.mark.parametrize("runtime", ["eager", "onnx"])
-def test_light_heads_leave_the_answers_nearly_as_they_were(
-    small_net: Callable[..., GlanceFocus], graph_cache: Path, runtime: str
+def test_light_weights_leave_the_answers_nearly_as_they_were(
+    small_net: Callable[..., GlanceFocus], graph_cache: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights keep 7 bits and, in ONNX Runtime, so do inputs: each of the few products in a row may be off by about 1/127."""
+    monkeypatch.setattr("glancefocus.runtimes.light_graphs.HEAVY", 0)  # heads of small networks are not worth it
     net = small_net()
     images = made_up_images(net.settings, 4, CPU)
-    light = open_runtime(net, runtime, cache=graph_cache, options=RuntimeOptions(light_heads=True))
+    light = open_runtime(net, runtime, cache=graph_cache, options=RuntimeOptions(light_weights=True))
     with torch.inference_mode():
         expected, found = net.glance(images), light.glance(images)
         aims = net.policy.aim(expected), light.policy.aim(found)
@@ -160,10 +161,10 @@ def test_mistakes_are_told(small_net: Callable[..., GlanceFocus], monkeypatch: p
         open_backbone(net, "auto")
     with pytest.raises(BadSetting, match="at least 1 thread, but threads is 0"):
         open_runtime(net, "eager", threads=0)
-    with pytest.raises(BadSetting, match="light_heads is for the runtime eager or onnx, not for 'openvino'"):
-        open_runtime(net, "openvino", options=RuntimeOptions(light_heads=True))
+    with pytest.raises(BadSetting, match="light_weights is for the runtime eager or onnx, not for 'openvino'"):
+        open_runtime(net, "openvino", options=RuntimeOptions(light_weights=True))
     with pytest.raises(BadSetting, match="'auto' chooses by itself"):
-        open_runtime(net, "auto", options=RuntimeOptions(light_heads=True))
+        open_runtime(net, "auto", options=RuntimeOptions(light_weights=True))
     with pytest.raises(BadSetting, match="at least one image, but batch is 0"):
         open_runtime(net, "auto", batch=0)
 

@@ -44,7 +44,7 @@ class BenchAsked:
     budget_macs: float | None = None
     backbone: Path | None = None
     light_policy: bool = False
-    light_heads: bool = False
+    light_weights: bool = False
     changes: Sequence[str] = ()
     rounds: int = 7
 
@@ -74,7 +74,7 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
         timings: list[Timing] = []
         for case in cases:
             progress("measuring", len(timings), len(cases))
-            timings.append(bench(subject, case, rounds=asked.rounds, light_heads=asked.light_heads))
+            timings.append(bench(subject, case, rounds=asked.rounds, light_weights=asked.light_weights))
     if as_json:
         print(json.dumps([timing.to_plain() for timing in timings], indent=1))  # noqa: T201
         return
@@ -189,7 +189,7 @@ def _ratios(network: str, timings: Sequence[Timing]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for t in timings:
         table.add_row(
-            t.runtime + (" (light heads)" if t.light_heads else ""),
+            t.runtime + (" (light weights)" if t.light_weights else ""),
             str(t.batch),
             str(t.threads),
             f"{t.backbone_ms:.2f} ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})",

@@ -20,7 +20,7 @@ def bench(
     budget_macs: float | None = None,
     backbone: Path | None = None,
     light_policy: Annotated[bool, Parameter(negative="")] = False,
-    light_heads: Annotated[bool, Parameter(negative="")] = False,
+    light_weights: Annotated[bool, Parameter(negative="")] = False,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     rounds: int = 7,
     json: Json = False,
@@ -52,8 +52,8 @@ def bench(
         Weights of the plain backbone. Left out: backbone.safetensors beside the bundle, where training puts it.
     light_policy
         For presets: a small policy, 1x1 convolution to 32 channels, 256 units.
-    light_heads
-        int8 weights in classifier and policy, in the runtimes eager and onnx.
+    light_weights
+        int8 weights in classifier and policy (eager, onnx) and in the encoders' last layers (onnx), for small batches.
     setting
         For presets: name=value of the network, such as policy.units=128; may be given several times.
     rounds
@@ -69,7 +69,7 @@ def bench(
         budget_macs=budget_macs,
         backbone=backbone,
         light_policy=light_policy,
-        light_heads=light_heads,
+        light_weights=light_weights,
         changes=setting or (),
         rounds=rounds,
     )

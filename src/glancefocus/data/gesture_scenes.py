@@ -1,8 +1,8 @@
 """Draws one clip of the built-in world `gestures`: discs on a textured ground, and in each a small mark that moves.
 
-Only the mark in the amber disc counts: its motion is the class. The mark is a fine chequer as bright on average as the disc that it
-lies on. Close up it stands out; at low resolution its squares average away and nothing is left of it, while the disc still shows
-where to look.
+Only the mark in the amber disc counts: its motion is the class, and `none` where no disc is amber. The mark is a fine chequer as
+bright on average as the disc that it lies on. Close up it stands out; at low resolution its squares average away and nothing is
+left of it, while the disc still shows where to look.
 """
 
 import math
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from glancefocus.errors import BadSetting
 
-CLASSES: tuple[str, ...] = ("left", "right", "up", "down", "circle", "still")
+CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 
-DRAWING_VERSION = 2
+DRAWING_VERSION = 3
 """Raise it whenever a clip would look different from before: cached clips of another version are not used."""
 
 Box = tuple[float, float, float, float]
@@ -79,12 +79,12 @@ class _Disc:
 
 def draw_clip(
     settings: GesturesSettings, label: int, seed: int | np.random.SeedSequence
-) -> tuple[NDArray[np.uint8], Box]:
+) -> tuple[NDArray[np.uint8], Box | None]:
     """One clip, and where its amber disc is.
 
     label   index into CLASSES
     seed    decides everything else: the same settings, label and seed give the same pixels
-    returns (F, H, W, 3) in [0, 255], and the disc's (top, left, bottom, right) in px, the same in all frames
+    returns (F, H, W, 3) in [0, 255], and the disc's (top, left, bottom, right) in px, the same in all frames; None for `none`
     """
     if not 0 <= label < len(CLASSES):
         raise BadSetting(f"there is no class {label}. Choose a label from 0 to {len(CLASSES) - 1}.")
@@ -97,9 +97,11 @@ def draw_clip(
     gains = rng.uniform(0.85, 1.1) * rng.uniform(0.97, 1.03, 3)
     noise = rng.standard_normal(clip.shape, dtype=np.float32)
     clip = clip * gains.astype(np.float32) + np.float32(rng.uniform(1.0, 4.0)) * noise
-    target = discs[0]
-    box = tuple(m + d for d in (-target.radius_px, target.radius_px) for m in (target.y, target.x))
-    return clip.clip(0, 255).round().astype(np.uint8), (box[0], box[1], box[2], box[3])
+    pixels = clip.clip(0, 255).round().astype(np.uint8)
+    if CLASSES[label] == "none":
+        return pixels, None
+    target, reach = discs[0], discs[0].radius_px
+    return pixels, (target.y - reach, target.x - reach, target.y + reach, target.x + reach)
 
 
 def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -121,7 +123,11 @@ def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -
 
 
 def _place_discs(settings: GesturesSettings, label: int, rng: np.random.Generator) -> list[_Disc]:
-    """The amber disc first, anywhere in the clip; then others, whose marks move as they like, that touch no other."""
+    """The amber disc first, unless the class is `none`, anywhere in the clip; then others, whose marks move as they like.
+
+    None touches another.
+    """
+    amber = CLASSES[label] != "none"
     discs: list[_Disc] = []
     for number in range(1 + int(rng.integers(1, settings.distractors_max + 1))):
         for _ in range(30):  # a small clip may have no room left: then it has one distractor less
@@ -129,8 +135,9 @@ def _place_discs(settings: GesturesSettings, label: int, rng: np.random.Generato
             edge_px = radius_px + _MARGIN_PX
             y, x = rng.uniform(edge_px, settings.height - edge_px), rng.uniform(edge_px, settings.width - edge_px)
             if all(math.hypot(y - d.y, x - d.x) > radius_px + d.radius_px + _MARGIN_PX for d in discs):
-                own = label if number == 0 else int(rng.integers(len(CLASSES)))
-                colour = _AMBER if number == 0 else _OTHERS[rng.integers(len(_OTHERS))]
+                counts = amber and number == 0
+                own = label if counts else int(rng.integers(1, len(CLASSES)))
+                colour = _AMBER if counts else _OTHERS[rng.integers(len(_OTHERS))]
                 reach_px = radius_px - _RING_PX - 1.15 * _MARK_REACH_PX
                 discs.append(_Disc(y, x, radius_px, colour, motion(own, settings.frames, reach_px, rng)))
                 break

@@ -25,8 +25,8 @@ class Gestures:
 
     clips   (N, F, 3, H, W) uint8; mapped from the cache where there is one, so only what is looked at takes memory
     labels  (N,) int64, an index into classes
-    boxes   (N, 4) float32, the amber disc's (top, left, bottom, right) in px, the same in all frames; for measuring where the
-            policy looks, never for training
+    boxes   (N, 4) float32, the amber disc's (top, left, bottom, right) in px, the same in all frames, NaN for the
+            class `none`; for measuring where the policy looks, never for training
     """
 
     clips: Tensor
@@ -84,6 +84,10 @@ def _drawn(
     for index in range(count):
         label = balanced_label(len(CLASSES), split, seed, index)
         clip, box = draw_clip(settings, label, scene_stream(split, seed, index))
-        yield clip.transpose(0, 3, 1, 2), np.array(label), np.array(box, dtype=np.float32)
+        yield (
+            clip.transpose(0, 3, 1, 2),
+            np.array(label),
+            np.array(box if box is not None else [np.nan] * 4, dtype=np.float32),
+        )
         if progress is not None:
             progress(index + 1, count)

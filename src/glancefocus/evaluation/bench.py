@@ -23,7 +23,7 @@ from glancefocus.runtimes.fastest import made_up_images
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 
-LIGHT_HEADS_IN = ("eager", "onnx")
+LIGHT_IN = ("eager", "onnx")
 LEAST_IMAGES = 20
 """With batches smaller than this several are looked at in a round, so that every number of looks is among them."""
 
@@ -84,7 +84,7 @@ class Timing:
     backbone_ms_high: float
     glancefocus_ms_low: float
     glancefocus_ms_high: float
-    light_heads: bool
+    light_weights: bool
     exits: list[int] = field(default_factory=list)
     ms_per_look: list[float] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
@@ -119,19 +119,20 @@ def images_needed(batch: int) -> int:
     return batch * -(-LEAST_IMAGES // batch)
 
 
-def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, light_heads: bool = False) -> Timing:
+def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, light_weights: bool = False) -> Timing:
     """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
 
-    light_heads  int8 weights in classifier and policy, in runtimes that can
+    light_weights  int8 weights where reading them takes the time, in runtimes that can; the backbone has them too
     """
     if rounds < 1 or warm_up < 0:
         raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
     threads_before = torch.get_num_threads()
-    light = light_heads and case.runtime in LIGHT_HEADS_IN
+    light = light_weights and case.runtime in LIGHT_IN
     set_threads(case.threads)
     try:
-        net = open_runtime(subject.net, case.runtime, options=RuntimeOptions(light_heads=light))
-        backbone = open_backbone(subject.backbone, case.runtime)
+        options = RuntimeOptions(light_weights=light)
+        net = open_runtime(subject.net, case.runtime, options=options)
+        backbone = open_backbone(subject.backbone, case.runtime, options=options)
         batches, rules = _batches(subject, case.batch)
         times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
         shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
@@ -145,7 +146,7 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, li
     return Timing(
         **asdict(case),
         **timing,
-        light_heads=light,
+        light_weights=light,
         exits=looks,
         ms_per_look=ms_per_look,
         shares=shares,

@@ -28,15 +28,16 @@ AUTO = "auto"
 class RuntimeOptions:
     """What a runtime can be told beyond its name.
 
-    graphs       onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
-    light_heads  eager, onnx: int8 weights in classifier and policy, see light_heads.py
-    half         eager, compile on a GPU: half precision
-    cuda_graphs  eager on a GPU: recorded for every bucket of batch sizes
-    mode         compile: of torch.compile; reduce-overhead fills batches up to buckets
+    graphs         onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
+    light_weights  int8 weights where reading them takes the time. eager, onnx: in classifier and policy, see light_heads.py;
+                   onnx: in the encoders' last layers too, see few_places.py
+    half           eager, compile on a GPU: half precision
+    cuda_graphs    eager on a GPU: recorded for every bucket of batch sizes
+    mode           compile: of torch.compile; reduce-overhead fills batches up to buckets
     """
 
     graphs: Path | None = None
-    light_heads: bool = False
+    light_weights: bool = False
     half: bool = False
     cuda_graphs: bool = False
     mode: str = "default"
@@ -44,9 +45,9 @@ class RuntimeOptions:
 
 _TAKES = {
     "plain": (),
-    "eager": ("light_heads", "half", "cuda_graphs"),
+    "eager": ("light_weights", "half", "cuda_graphs"),
     "compile": ("half", "mode"),
-    "onnx": ("graphs", "light_heads"),
+    "onnx": ("graphs", "light_weights"),
     "openvino": ("graphs",),
 }
 
@@ -166,7 +167,7 @@ def set_threads(threads: int) -> None:
 
 def _check_options(name: str, options: RuntimeOptions) -> None:
     default = RuntimeOptions()
-    for option in ("graphs", "light_heads", "half", "cuda_graphs", "mode"):
+    for option in ("graphs", "light_weights", "half", "cuda_graphs", "mode"):
         if getattr(options, option) != getattr(default, option) and option not in _TAKES[name]:
             takers = [runtime for runtime in RUNTIMES if option in _TAKES[runtime]]
             raise BadSetting(f"{option} is for the runtime {' or '.join(takers)}, not for {name!r}. Leave it out.")
@@ -175,14 +176,14 @@ def _check_options(name: str, options: RuntimeOptions) -> None:
 def _runner(name: str, parts: Sequence[Part], cache: Cache, options: RuntimeOptions) -> Runner:
     device = next(parts[0].module.parameters()).device
     if name == "eager":
-        return EagerRunner(parts, half=options.half, cuda_graphs=options.cuda_graphs, light_heads=options.light_heads)
+        return EagerRunner(parts, half=options.half, cuda_graphs=options.cuda_graphs, light_heads=options.light_weights)
     if name == "compile":
         return CompiledRunner(parts, mode=options.mode, buckets=options.mode == "reduce-overhead", half=options.half)
     if name == "openvino" and device.type != "cpu":
         raise BadSetting(f"OpenVINO computes on the CPU, but the network is on {device}. Load it with device='cpu'.")
     if options.graphs is not None:
         return _graph_runner(name, graphs_in(options.graphs, parts), device)
-    with graphs_of(parts, cache, light_heads=options.light_heads) as graphs:
+    with graphs_of(parts, cache, light_weights=options.light_weights) as graphs:
         return _graph_runner(name, graphs, device)
 
 

@@ -35,24 +35,24 @@ def graphs_in(folder: Path, parts: Sequence[Part]) -> dict[str, Path]:
 
 @contextmanager
 def graphs_of(
-    parts: Sequence[Part], cache: Cache = "default", *, light_heads: bool = False
+    parts: Sequence[Part], cache: Cache = "default", *, light_weights: bool = False
 ) -> Iterator[dict[str, Path]]:
     """{part: file} for these weights, written where they are not in the cache yet; without a cache, until the block ends."""
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="glancefocus-graphs-") as aside:
-            yield _written(parts, Path(aside), light_heads)
+            yield _written(parts, Path(aside), light_weights)
         return
     folder = (default_cache_dir() if cache == "default" else cache) / "graphs"
-    yield _written(parts, folder, light_heads)
+    yield _written(parts, folder, light_weights)
 
 
-def _written(parts: Sequence[Part], folder: Path, light_heads: bool) -> dict[str, Path]:
+def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[str, Path]:
     files = {}
     for part in parts:
         file = folder / f"{part.name}-{fingerprint(part)}.onnx"
         if not file.exists():
             write_onnx(part, file)
-        if light_heads:
+        if light_weights:
             light = file.with_suffix(".light.onnx")
             if not light.exists():
                 write_light(part, file, light)

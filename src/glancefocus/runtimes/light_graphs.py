@@ -1,5 +1,6 @@
-"""Light heads as ONNX graphs: int8 weights where a GRU or a linear layer of a head multiplies, everything else as it was."""
+"""Light weights in ONNX graphs: int8 in heads and where a convolution waits for its weights, everything else as it was."""
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 from glancefocus.errors import MissingExtra
 from glancefocus.network.parts import Part
+from glancefocus.runtimes.few_places import HEAVY, convolutions_as_products
 from glancefocus.runtimes.light_heads import head_layers
 
 
 def write_light(part: Part, file: Path, light: Path) -> None:
-    """Write the graph `file` of a part once more, with light heads."""
+    """Write the graph `file` of a part once more, with light weights."""
     try:
         import onnx
         from onnxruntime import quantization
@@ -20,10 +22,9 @@ def write_light(part: Part, file: Path, light: Path) -> None:
         raise MissingExtra(str(error.name), "export") from None
     model = onnx.load(file)
     add_pre_process_metadata(model)  # the graph is clean already: nobody needs to be told to clean it
-    del model.graph.value_info[
-        :
-    ]  # the quantiser transposes weights, and would not change what is noted of their shapes
-    names = _products(model, [f"{name}." for name in head_layers(part.module)])
+    names = [*_products(model, [f"{name}." for name in head_layers(part.module)]), *convolutions_as_products(model)]
+    # The quantiser transposes weights, and would not change what is noted of their shapes.
+    del model.graph.value_info[:]
     with tempfile.TemporaryDirectory(prefix=f".{light.name}.", dir=light.parent) as aside:
         written = Path(aside) / light.name
         if names:
@@ -42,6 +43,8 @@ def write_light(part: Part, file: Path, light: Path) -> None:
 
 def _products(model: Any, beginnings: list[str]) -> list[str]:
     """The names of the products whose weights are a head's; the quantiser makes a Gemm a MatMul, and renames it."""
+    weights = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     nodes = [node for node in model.graph.node if node.op_type in ("Gemm", "MatMul")]
-    heads = [node.name for node in nodes if node.input[1].startswith(tuple(beginnings))]
+    own = [node for node in nodes if node.input[1].startswith(tuple(beginnings))]
+    heads = [node.name for node in own if weights.get(node.input[1], 0) >= HEAVY]
     return [*heads, *(f"{name}_MatMul" for name in heads)]
