@@ -36,7 +36,7 @@ def tiny(**changes: Any) -> TrainSettings:
         },
         "network": {
             "backbone": "test_resnet",
-            "classes": 6,
+            "classes": 7,
             "glance_px": 32,
             "patch_px": [32],
             "looks": 3,
@@ -66,7 +66,7 @@ def test_a_run_on_clips_goes_through_all_stages_and_leaves_a_bundle(run: Path) -
     assert len(rows[3]["hit_rate"]) == 2  # boxes of the discs, in the stage that aims
     bundle = Bundle.load(run / "bundle")
     assert bundle.settings.frames == 4
-    assert bundle.classes == ("left", "right", "up", "down", "circle", "still")
+    assert bundle.classes == ("none", "left", "right", "up", "down", "circle", "still")
     assert bundle.thresholds is not None
 
 

@@ -38,18 +38,18 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
 }
 
 
-# The same for clips. At the glance nothing of the mark is left: its encoder can learn little more than where the discs are. In
+# The same for clips. At the glance nothing of the mark is left: its encoder learns whether a disc is amber, and so where to look. In
 # whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
 GESTURES_RECIPE: dict[str, Any] = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
-    "small": {"epochs": 9, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
-    "backbone": {"epochs": 4, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
-    "glance": {"epochs": 4, "lr": 0.02, "weight_decay": 5e-4, "warmup": 0.2},
+    "small": {"epochs": 13, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
+    "backbone": {"epochs": 3, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
+    "glance": {"epochs": 4, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
     "recognise": {"epochs": 3, "classifier_lr": 0.05, "freeze_encoders": True},
-    "aim": {"epochs": 6, "deviation_end": 0.05},
+    "aim": {"epochs": 6, "deviation_end": 0.05, "lr_end": 5e-5},
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "freeze_glance": True, "deviation": 0.05},
-    "data": {"scenes": [1500, 300, 600]},
+    "data": {"scenes": [1500, 300, 1000]},
 }
 
 WORLD_PRESETS = {"signs": "gf-mini-48", "gestures": "gf-tsm-mini-40"}
