@@ -124,8 +124,6 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, li
 
     light_weights  int8 weights where reading them takes the time, in runtimes that can; the backbone has them too
     """
-    if rounds < 1 or warm_up < 0:
-        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
     threads_before = torch.get_num_threads()
     light = light_weights and case.runtime in LIGHT_IN
     set_threads(case.threads)
@@ -133,20 +131,35 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, li
         options = RuntimeOptions(light_weights=light)
         net = open_runtime(subject.net, case.runtime, options=options)
         backbone = open_backbone(subject.backbone, case.runtime, options=options)
-        batches, rules = _batches(subject, case.batch)
-        times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
-        shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
+        return bench_opened(subject, case, net, backbone, rounds=rounds, warm_up=warm_up, light_weights=light)
     finally:
         torch.set_num_threads(threads_before)
+
+
+def bench_opened(
+    subject: Subject,
+    case: Case,
+    net: GlanceFocus | PartsNetwork,
+    backbone: Callable[[Tensor], Tensor],
+    *,
+    rounds: int = 7,
+    warm_up: int = 2,
+    light_weights: bool = False,
+) -> Timing:
+    """The same with a network and a backbone that a runtime has opened already."""
+    if rounds < 1 or warm_up < 0:
+        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
+    batches, rules = _batches(subject, case.batch)
+    times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
+    shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
     images = sum(batch.shape[0] for batch in batches)
     mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
     mac_ratio = subject.costs.backbone_macs / mean_macs
-    timing = summary(times, images, mac_ratio)
     looks = torch.bincount(outcome.looks.cpu(), minlength=subject.costs.looks + 1)[1:].tolist()
     return Timing(
         **asdict(case),
-        **timing,
-        light_weights=light,
+        **summary(times, images, mac_ratio),
+        light_weights=light_weights,
         exits=looks,
         ms_per_look=ms_per_look,
         shares=shares,

@@ -34,14 +34,15 @@ def write_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Progress 
     graphs = []
     for number, (part, px, name) in enumerate(wanted, start=1):
         file = f"{name}{to.suffix}"
-        _write(to, part, px, folder / file)
+        write_part(to, part, folder / file, px)
         graphs.append({"name": name, "file": file, **_signature(part, px, to.batch)})
         if progress is not None:
             progress("writing graphs", number, len(wanted))
     return graphs
 
 
-def _write(to: Format, part: Part, px: int | None, file: Path) -> None:
+def write_part(to: Format, part: Part, file: Path, px: int | None = None) -> None:
+    """Write one graph, for images of this size where the format takes one only."""
     try:
         with quiet(), torch.no_grad():
             _WRITERS[to.name](part, px, file)

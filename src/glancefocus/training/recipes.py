@@ -38,8 +38,8 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
 }
 
 
-# The same for clips. At the glance nothing of the mark is left: its encoder learns whether a disc is amber, and so where to look. In
-# whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
+# The same for clips. At the glance nothing of the mark is left: its encoder learns whether a disc is amber, and so where to look.
+# In whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
 GESTURES_RECIPE: dict[str, Any] = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
