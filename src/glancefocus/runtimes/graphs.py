@@ -53,7 +53,7 @@ def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[s
         if not file.exists():
             write_onnx(part, file)
         if light_weights:
-            light = file.with_suffix(".light.onnx")
+            light = file.with_suffix(".light_weights.onnx")
             if not light.exists():
                 write_light(part, file, light)
             file = light
