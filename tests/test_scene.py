@@ -11,6 +11,7 @@ from glancefocus.scene import (
     ImageBatch,
     MixedClips,
     MixedImages,
+    _corners,
     as_batch,
     as_scene,
     crop,
@@ -59,6 +60,18 @@ def test_the_first_pixel_is_rounded_down() -> None:
     # An image of 12x23 px leaves a patch of 4 px room for 8 rows and 19 columns.
     where = torch.tensor([[0.5, 0.5], [0.124, 0.99], [0.126, 1.0], [0.0, 0.0]])
     assert top_left(where, 12, 23, 4).tolist() == [[4, 9], [0, 18], [1, 19], [0, 0]]
+
+
+def test_a_few_aims_start_where_many_would() -> None:
+    """0.29 x 100 is 28.999998 as a product of float32 aims in float64, and 29 rounded to float32 as torch has it."""
+    aims = torch.cat(
+        [torch.tensor([[0.29, 0.58], [-0.5, 1.5]]), torch.rand(500, 2, generator=torch.Generator().manual_seed(0))]
+    )
+    for px, height, width in ((20, 120, 220), (96, 480, 600)):
+        for where in (aims, aims.double(), aims.half(), aims.bfloat16()):
+            found = torch.tensor(_corners(where, height, width, px))
+            assert torch.equal(found, top_left(where, height, width, px))
+    assert _corners(aims[:1], 120, 120, 20)[0][0] == 29
 
 
 def test_a_place_beyond_the_image_is_brought_back_to_its_edge() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.data.gesture_scenes import CLASSES, GesturesSettings, draw_clip, motion
+from glancefocus.data.gesture_scenes import CLASSES, GesturesSettings, _place_discs, draw_clip, motion
 from glancefocus.data.gestures import make_gestures
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.scene import shrink
@@ -41,8 +41,14 @@ def test_no_mark_leaves_its_disc() -> None:
         assert all(np.hypot(*path_of(name, seed).T).max() <= 4.0 + 1e-9 for seed in range(50))
 
 
-def test_without_an_amber_disc_there_are_as_many_others() -> None:
+def test_without_an_amber_disc_there_are_as_many_discs() -> None:
     """In a clip of `none` nothing is amber: no pixel has hardly any blue beside much red and green."""
+    drawn = {
+        name: [len(_place_discs(GesturesSettings(), CLASSES.index(name), np.random.default_rng(i))) for i in range(60)]
+        for name in ("none", "left")
+    }
+    assert np.mean(drawn["none"]) == pytest.approx(np.mean(drawn["left"]), abs=0.4)
+    assert min(drawn["none"]) == min(drawn["left"]) == 2
     for seed in range(5):
         clips = [draw_clip(SMALL, CLASSES.index(name), seed)[0].astype(int) for name in ("none", "left")]
         none, left = (int(((c[..., 1] - c[..., 2] > 60) & (c[..., 0] > c[..., 1])).sum()) for c in clips)

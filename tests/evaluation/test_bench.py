@@ -1,6 +1,7 @@
 """What `gf bench` works out of its measurements; how fast anything is, is not a matter of tests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from glancefocus.bundle import Bundle
 from glancefocus.early_exit.look_table import LookTable
 from glancefocus.early_exit.rule import every_look
 from glancefocus.errors import BadSetting
+from glancefocus.evaluation import bench as bench_module
 from glancefocus.evaluation.bench import Case, Subject, bench, forced_subject, images_needed, summary, usual_cases
 from glancefocus.evaluation.same_accuracy import cheapest_as_accurate, looks_taken, rows_that_stand_for_all
 from glancefocus.evaluation.time_shares import SHARES, Stopwatch, TimedScene, time_shares
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.runtimes.choose import open_runtime
+from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
 from glancefocus.scene import as_scene
 
 MakeNet = Callable[..., GlanceFocus]
@@ -66,6 +68,37 @@ def test_forced_exits_cost_what_they_should(
     assert len(timing.ms_per_look) == 3
     wanted = {"runtime", "batch", "threads", "backbone_ms", "glancefocus_ms", "mac_ratio", "time_ratio", "quotient"}
     assert wanted <= timing.to_plain().keys()
+
+
+def test_light_weights_are_for_backbone_and_glancefocus_alike(
+    small_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, bool]] = []
+
+    def note(which: str, open_: Any) -> Any:
+        def noted(net: GlanceFocus, name: str, *, options: RuntimeOptions) -> Any:
+            opened.append((which, options.light_weights))
+            return open_(net, name, options=options)
+
+        return noted
+
+    for which in ("open_runtime", "open_backbone"):
+        monkeypatch.setattr(f"glancefocus.evaluation.bench.{which}", note(which, getattr(bench_module, which)))
+    bundle = small_bundle()
+    subject = forced_subject(bundle.net, bundle.costs, [0.5, 0.25, 0.25], 20, torch.Generator().manual_seed(0))
+    subject = replace(subject, accuracy=0.5, backbone_accuracy=0.5)
+    light = bench(subject, Case("eager", 10, 1), rounds=1, warm_up=0, light_weights=True)
+    assert light.light_weights
+    assert light.accuracy is light.backbone_accuracy is None  # known of float weights only
+    plain = bench(subject, Case("plain", 10, 1), rounds=1, warm_up=0, light_weights=True)  # which has none
+    assert not plain.light_weights
+    assert plain.accuracy == 0.5
+    assert opened == [
+        ("open_runtime", True),
+        ("open_backbone", True),
+        ("open_runtime", False),
+        ("open_backbone", False),
+    ]
 
 
 def test_a_rule_by_which_images_leave_is_obeyed(small_bundle: Callable[..., Bundle]) -> None:

@@ -69,13 +69,13 @@ def test_the_plain_backbone_runs_in_every_runtime_too(
 
 @pytest.mark.parametrize("runtime", ["eager", "onnx"])
 def test_light_weights_leave_the_answers_nearly_as_they_were(
-    small_net: Callable[..., GlanceFocus], graph_cache: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+    small_net: Callable[..., GlanceFocus], tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights keep 7 bits and, in ONNX Runtime, so do inputs: each of the few products in a row may be off by about 1/127."""
     monkeypatch.setattr("glancefocus.runtimes.light_graphs.HEAVY", 0)  # heads of small networks are not worth it
     net = small_net()
     images = made_up_images(net.settings, 4, CPU)
-    light = open_runtime(net, runtime, cache=graph_cache, options=RuntimeOptions(light_weights=True))
+    light = open_runtime(net, runtime, cache=tmp_path, options=RuntimeOptions(light_weights=True))
     with torch.inference_mode():
         expected, found = net.glance(images), light.glance(images)
         aims = net.policy.aim(expected), light.policy.aim(found)

@@ -42,11 +42,14 @@ class Block(nn.Module):
         self.skipped = nn.Conv2d(8, 6, 1, stride=2)
         self.dilated = nn.Conv2d(6, 4, 3, padding=2, dilation=2)
         self.grouped = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.covering = nn.Conv2d(6, 4, (4, 3), bias=False)  # as large as the map that it sees
+        self.stretched = nn.Conv2d(6, 4, (4, 1))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         seen = torch.relu(self.wide(torch.relu(self.narrow(images))))
         both = torch.relu(self.strided(seen) + self.skipped(seen))
-        return self.grouped(self.dilated(both)), seen.mean(dim=(2, 3)) + both.mean()
+        row = self.covering(both) + self.stretched(both)
+        return self.grouped(self.dilated(both)) + row, seen.mean(dim=(2, 3)) + both.mean()
 
 
 def written(part: Part, tmp_path: Path) -> Any:
@@ -68,7 +71,7 @@ def test_products_give_the_numbers_of_convolutions(tmp_path: Path, monkeypatch: 
     products = convolutions_as_products(model)
     onnx.checker.check_model(model)
     kinds = counts(model)
-    assert len(products) == kinds["MatMul"] == 5
+    assert len(products) == kinds["MatMul"] == 7
     assert kinds["Conv"] == 1  # each group has weights of its own: not a product
     for found, wanted in zip(answers(model, images), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
@@ -77,12 +80,13 @@ def test_products_give_the_numbers_of_convolutions(tmp_path: Path, monkeypatch: 
     assert "grouped.weight" in names
 
 
-def test_between_products_pixels_stay_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transposition into rows, one out of them for the grouped convolution, and one each for the maps that are averaged."""
+def test_between_products_pixels_stay_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transposition into pixels, one out of them for the grouped convolution, one each for the maps that are averaged, and two
+    for those of which one is stretched over the other."""
     monkeypatch.setattr(few_places, "HEAVY", 0)
     model = written(block_part(), tmp_path)
     convolutions_as_products(model)
-    assert counts(model)["Transpose"] == 4
+    assert counts(model)["Transpose"] == 6
 
 
 def test_light_layers_and_large_maps_stay_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +95,7 @@ def test_light_layers_and_large_maps_stay_convolutions(tmp_path: Path, monkeypat
     monkeypatch.setattr(few_places, "HEAVY", 0)
     monkeypatch.setattr(few_places, "_FEW_PLACES", 12)  # 4 by 3, after the strided ones
     model = written(part, tmp_path)
-    assert len(convolutions_as_products(model)) == 3
+    assert len(convolutions_as_products(model)) == 5
     assert counts(model)["Conv"] == 3
 
 

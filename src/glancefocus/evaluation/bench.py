@@ -69,7 +69,7 @@ class Timing:
     exits       images that left after each look
     ms_per_look of an image that takes it, aim included
     shares      of the time, see time_shares.SHARES
-    accuracy, backbone_accuracy  on all of the data, where there is any
+    accuracy, backbone_accuracy  on all of the data, where there is any; not known of light weights, which round
     """
 
     runtime: str
@@ -124,6 +124,7 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, li
 
     light_weights  int8 weights where reading them takes the time, in runtimes that can; the backbone has them too
     """
+    _check_rounds(rounds, warm_up)
     threads_before = torch.get_num_threads()
     light = light_weights and case.runtime in LIGHT_IN
     set_threads(case.threads)
@@ -147,8 +148,7 @@ def bench_opened(
     light_weights: bool = False,
 ) -> Timing:
     """The same with a network and a backbone that a runtime has opened already."""
-    if rounds < 1 or warm_up < 0:
-        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
+    _check_rounds(rounds, warm_up)
     batches, rules = _batches(subject, case.batch)
     times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
     shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
@@ -163,9 +163,14 @@ def bench_opened(
         exits=looks,
         ms_per_look=ms_per_look,
         shares=shares,
-        accuracy=subject.accuracy,
-        backbone_accuracy=subject.backbone_accuracy,
+        accuracy=None if light_weights else subject.accuracy,
+        backbone_accuracy=None if light_weights else subject.backbone_accuracy,
     )
+
+
+def _check_rounds(rounds: int, warm_up: int) -> None:
+    if rounds < 1 or warm_up < 0:
+        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
 
 
 def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RuntimeOptions:
 
     graphs         onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
     light_weights  int8 weights where reading them takes the time. eager, onnx: in classifier and policy, see light_heads.py;
-                   onnx: in the encoders' last layers too, see few_places.py
+                   onnx: in the encoders' last layers too, see few_places.py. Meant for small batches
     half           eager, compile on a GPU: half precision
     cuda_graphs    eager on a GPU: recorded for every bucket of batch sizes
     mode           compile: of torch.compile; reduce-overhead fills batches up to buckets

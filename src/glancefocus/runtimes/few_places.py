@@ -2,7 +2,7 @@
 
 At a glance of 96 px the last stage of a ResNet-50 uses 15 million weights nine times each: it waits for memory, not for arithmetic.
 As int8 they are read in a quarter of the time, and ONNX Runtime is fast with int8 weights in products only. What a convolution
-sees at each place becomes a row, each of its filters a column; maps stay rows of pixels from one product to the next.
+sees at each place becomes a row, each of its filters a column; maps stay lists of pixels from one product to the next.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+REWRITING_VERSION = 1
+"""Raise it whenever a graph would be rewritten differently: kept graphs of another version are not used."""
 
 HEAVY = 2**17
 """Weights of a layer that are worth it; as float32 half a megabyte, of which the cache of a core holds a few."""
@@ -23,6 +26,8 @@ def convolutions_as_products(model: Any) -> list[str]:
     import onnx
 
     graph = model.graph
+    if any(attribute.HasField("g") or attribute.graphs for node in graph.node for attribute in node.attribute):
+        return []  # a branch or loop may read what is written here
     known = onnx.shape_inference.infer_shapes(model).graph
     shapes = {value.name: _sides(value) for value in [*known.value_info, *known.input, *known.output]}
     rewritten = _Rewritten(shapes)
@@ -45,15 +50,15 @@ def convolutions_as_products(model: Any) -> list[str]:
 
 
 class _Rewritten:
-    """The nodes of the new graph. A map (B, C, H, W) that a product made or read is also known as rows of pixels (B, H x W, C)."""
+    """The nodes of the new graph. A map (B, C, H, W) that a product made or read is also known as its pixels (B, H x W, C)."""
 
     def __init__(self, shapes: dict[str, tuple[int, int, int] | None]) -> None:
         self.shapes = shapes
         self.nodes: list[Any] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self.products: list[str] = []
-        self._rows: dict[str, str] = {}
-        self._only_rows: set[str] = set()
+        self._pixels: dict[str, str] = {}
+        self._only_pixels: set[str] = set()
 
     def add(self, node: Any) -> None:
         """A node that stays as it is, and reads maps."""
@@ -62,11 +67,13 @@ class _Rewritten:
         self.nodes.append(node)
 
     def add_by_pixel(self, node: Any) -> bool:
-        """A node between products that does the same with rows, where all that it reads are rows; returns whether it is one."""
-        if _BY_PIXEL.get(node.op_type) != len(node.input) or not all(name in self._only_rows for name in node.input):
+        """A node between products that does the same to every pixel, where it reads only pixels; returns whether it is one."""
+        if _BY_PIXEL.get(node.op_type) != len(node.input) or not all(name in self._only_pixels for name in node.input):
             return False
-        rows = self._node(node.op_type, f"{node.output[0]}/rows", [self._rows[name] for name in node.input])
-        self._made_rows(node.output[0], rows)
+        if len({self.shapes[name] for name in node.input}) > 1:  # one is stretched over the other
+            return False
+        rows = self._node(node.op_type, f"{node.output[0]}/pixels", [self._pixels[name] for name in node.input])
+        self._made_pixels(node.output[0], rows)
         return True
 
     def add_product(self, node: Any, filters: NDArray[np.float32]) -> None:
@@ -75,44 +82,44 @@ class _Rewritten:
         assert seen is not None
         assert made is not None
         count, channels, *kernel = filters.shape
-        rows = self._rows_of(node.input[0])
+        rows = self._pixels_of(node.input[0])
         which = np.array(list(_pixels_seen(node, kernel, seen[1:], made[1:])))
         pixels, named = seen[1] * seen[2], f"{node.output[0]}/"
-        if not np.array_equal(which, np.arange(pixels)):
+        if kernel != [1, 1] or not np.array_equal(which, np.arange(pixels)):
             if which.max() == pixels:  # beyond the edge: a pixel of zeros
-                rows = self._node("Pad", f"{named}padded", [rows, self._constant("one_more_row", [0, 0, 0, 0, 1, 0])])
+                rows = self._node("Pad", f"{named}padded", [rows, self._constant("one_more_pixel", [0, 0, 0, 0, 1, 0])])
             rows = self._node("Gather", f"{named}gathered", [rows, self._constant(f"{named}which", which)], axis=1)
             shape = [0, made[1] * made[2], kernel[0] * kernel[1] * channels]
             rows = self._node("Reshape", f"{named}seen", [rows, self._constant(f"{named}seen_shape", shape)])
         columns = np.ascontiguousarray(filters.transpose(2, 3, 1, 0).reshape(-1, count))
         product = self._node("MatMul", f"{named}product", [rows, self._constant(f"{named}filters", columns)])
         self.products.append(product)
-        if len(node.input) > 2:
+        if len(node.input) > 2 and node.input[2]:
             product = self._node("Add", f"{named}biased", [product, node.input[2]])
-        self._made_rows(node.output[0], product)
+        self._made_pixels(node.output[0], product)
 
     def need_map(self, name: str) -> None:
-        """Make a map of what is only known as rows."""
-        if name not in self._only_rows:
+        """Make a map of what is only known as pixels."""
+        if name not in self._only_pixels:
             return
-        self._only_rows.remove(name)
+        self._only_pixels.remove(name)
         shape = self.shapes[name]
         assert shape is not None
-        flat = self._node("Transpose", f"{name}/flat", [self._rows[name]], perm=[0, 2, 1])
+        flat = self._node("Transpose", f"{name}/flat", [self._pixels[name]], perm=[0, 2, 1])
         self._node("Reshape", name, [flat, self._constant(f"{name}/shape", [0, *shape])])
 
-    def _rows_of(self, name: str) -> str:
-        if name not in self._rows:
+    def _pixels_of(self, name: str) -> str:
+        if name not in self._pixels:
             shape = self.shapes[name]
             assert shape is not None
             flat_shape = self._constant(f"{name}/flat_shape", [0, shape[0], shape[1] * shape[2]])
             flat = self._node("Reshape", f"{name}/flat", [name, flat_shape])
-            self._rows[name] = self._node("Transpose", f"{name}/rows", [flat], perm=[0, 2, 1])
-        return self._rows[name]
+            self._pixels[name] = self._node("Transpose", f"{name}/pixels", [flat], perm=[0, 2, 1])
+        return self._pixels[name]
 
-    def _made_rows(self, name: str, rows: str) -> None:
-        self._rows[name] = rows
-        self._only_rows.add(name)
+    def _made_pixels(self, name: str, rows: str) -> None:
+        self._pixels[name] = rows
+        self._only_pixels.add(name)
 
     def _node(self, kind: str, output: str, inputs: list[str], **attributes: Any) -> str:
         from onnx import helper

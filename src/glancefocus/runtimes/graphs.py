@@ -14,6 +14,7 @@ import glancefocus
 from glancefocus.data.world_cache import default_cache_dir
 from glancefocus.errors import BadSetting
 from glancefocus.network.parts import Part
+from glancefocus.runtimes.few_places import REWRITING_VERSION
 from glancefocus.runtimes.light_graphs import write_light
 from glancefocus.runtimes.onnx_graph import write_onnx
 
@@ -53,7 +54,7 @@ def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[s
         if not file.exists():
             write_onnx(part, file)
         if light_weights:
-            light = file.with_suffix(".light_weights.onnx")
+            light = file.with_suffix(f".light{REWRITING_VERSION}.onnx")
             if not light.exists():
                 write_light(part, file, light)
             file = light

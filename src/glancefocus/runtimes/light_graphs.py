@@ -34,6 +34,7 @@ def write_light(part: Part, file: Path, light: Path) -> None:
                 op_types_to_quantize=["MatMul", "Gemm"],
                 nodes_to_quantize=names,
                 per_channel=True,
+                reduce_range=True,  # weights of 7 bits: processors without VNNI would overflow
                 weight_type=quantization.QuantType.QInt8,
             )
         else:
