@@ -16,7 +16,7 @@ from glancefocus.errors import BadSetting
 
 CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 
-DRAWING_VERSION = 3
+DRAWING_VERSION = 4
 """Raise it whenever a clip would look different from before: cached clips of another version are not used."""
 
 Box = tuple[float, float, float, float]
@@ -113,10 +113,10 @@ def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -
     if name == "circle":
         turn = rng.choice((-1, 1)) * 2 * math.pi * np.arange(frames) / frames
         angles = rng.uniform(0, 2 * math.pi) + turn
-        away = reach_px * rng.uniform(0.85, 1.0)
+        away = reach_px * rng.uniform(0.4, 1.0)
         return away * np.stack([np.sin(angles), np.cos(angles)], axis=1)
     across = reach_px * rng.uniform(-0.4, 0.4)
-    half_way = math.sqrt(reach_px**2 - across**2) * rng.uniform(0.85, 1.0)
+    half_way = math.sqrt(reach_px**2 - across**2) * rng.uniform(0.25, 1.0)
     along = np.linspace(-half_way, half_way, frames) * (1 if name in ("right", "down") else -1)
     aside = np.full(frames, across)
     return np.stack([aside, along] if name in ("left", "right") else [along, aside], axis=1)

@@ -14,6 +14,7 @@ from glancefocus.look import Look, rows_by_size
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
 from glancefocus.scene import Scene, as_batch, top_left
+from glancefocus.settings import NetworkSettings
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,15 @@ def evaluate_every_look(
     return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
 
 
-# What a backbone sees in one go: 80 photographs of 224x224 px.
+# What an encoder sees in one go: 80 photographs of 224x224 px.
 PIXELS_AT_ONCE = 80 * 224 * 224
+
+
+def seen_at_once(settings: NetworkSettings, px: int | None = None, most: int = 64) -> int:
+    """How many images or clips an encoder sees in one go, whole or shrunk to px; of large ones fewer, for the sake of memory."""
+    view = settings.view
+    pixels = (view.height_px * view.width_px if px is None else px * px) * settings.frames
+    return max(1, min(most, PIXELS_AT_ONCE // pixels))
 
 
 def backbone_accuracy(
@@ -106,7 +114,7 @@ def backbone_accuracy(
 ) -> float:
     """Share of right answers of the focus encoder alone on whole images, or on images shrunk to px: the plain backbone.
 
-    batch_size  at most; of large images fewer are seen at once, so that memory does not grow with their size
+    batch_size  at most, see seen_at_once
     """
     device = next(net.parameters()).device
     encoder = net.focus_encoder
@@ -114,10 +122,7 @@ def backbone_accuracy(
     encoder.eval()
     right = 0
     rows = list(range(len(split))) if rows is None else rows
-    view = net.settings.view
-    side_px = (view.height_px, view.width_px) if px is None else (px, px)
-    batch_size = max(1, min(batch_size, PIXELS_AT_ONCE // (side_px[0] * side_px[1] * net.settings.frames)))
-    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
+    order = [[rows[i] for i in batch] for batch in in_order(len(rows), seen_at_once(net.settings, px, batch_size))]
     with torch.inference_mode():
         for images, labels in scene_batches(split, net.settings.view, order):
             scene = as_batch(images.to(device), net.settings.view)

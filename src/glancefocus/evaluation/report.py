@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
+from glancefocus.adaptive import look_until_sure
 from glancefocus.bundle import Bundle
-from glancefocus.data.splits import MemorySplit
+from glancefocus.data.splits import MemorySplit, in_order, scene_batches
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
 from glancefocus.evaluation.comparison import Comparison
+from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.figures import (
     aims_figure,
     as_svg,
@@ -26,7 +29,7 @@ from glancefocus.evaluation.figures import (
     training_figure,
 )
 from glancefocus.outcome import Outcome
-from glancefocus.scene import top_left
+from glancefocus.scene import as_batch, top_left
 
 FRAMES_SHOWN = 4
 """Of a clip."""
@@ -135,9 +138,12 @@ def replace_file(file: Path, content: bytes) -> None:
 
 def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4) -> list[tuple[str, list[str]]]:
     """Examples that were answered at the glance, and after 2, 3, ... looks; right ones first, and some that went wrong."""
-    count = min(len(split), 400 // bundle.settings.frames)  # all of them are in memory at once
-    images = next(iter(split.batches([list(range(count))])))[0]
-    outcome = bundle.predict_images(list(images), rule, batch_size=64)
+    count = min(len(split), 400 // bundle.settings.frames)
+    order = in_order(count, seen_at_once(bundle.settings))
+    view, device = bundle.settings.view, next(bundle.net.parameters()).device
+    with torch.inference_mode():
+        seen = (as_batch(images.to(device), view) for images, _ in scene_batches(split, view, order))
+        outcome = Outcome.join([look_until_sure(bundle.net, scene, rule) for scene in seen])
     right = outcome.answer.cpu() == split.labels[:count]
     chosen: list[tuple[str, list[int]]] = []
     for looks in range(1, bundle.settings.looks + 1):

@@ -152,6 +152,7 @@ PRESETS["gf-tsm-mini-40"] = Preset(
         _MINI,
         glance_px=40,
         patch_px=(40,),
+        looks=4,
         frames=8,
         classifier="cascaded",
         first_answer="own_head",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from glancefocus.data.datasets import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
+from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
@@ -92,11 +93,11 @@ class InitialiseStage:
         self.encoder.eval()
         step = self.workshop.accelerator.unwrap_model(self.step)
         device = self.workshop.accelerator.device
+        settings = step.settings
+        order = in_order(len(split), seen_at_once(settings, settings.glance_px if self.name == "glance" else None))
         right = 0
         with torch.inference_mode():
-            for images, labels in scene_batches(
-                split, step.settings.view, in_order(len(split), 64), None, self.workshop.workers
-            ):
+            for images, labels in scene_batches(split, settings.view, order, None, self.workshop.workers):
                 right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
         return {"val_accuracy": [right / len(split)]}
 

@@ -43,7 +43,7 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
 GESTURES_RECIPE: dict[str, Any] = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
-    "small": {"epochs": 13, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
+    "small": {"epochs": 15, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
     "backbone": {"epochs": 3, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
     "glance": {"epochs": 4, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
     "recognise": {"epochs": 3, "classifier_lr": 0.05, "freeze_encoders": True},
