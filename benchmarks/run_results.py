@@ -75,6 +75,21 @@ def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
     return measured
 
 
+def chosen_of(result: dict[str, Any]) -> str:
+    """What the run's own thresholds achieve, and whether that can be told from the backbone."""
+    chosen, backbone = result["chosen"], result["backbone_accuracy"]
+    told = (
+        f"The thresholds that the run chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
+        f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {result['backbone_macs'] / chosen['mean_macs']:.1f} times "
+        "fewer than the backbone."
+    )
+    if backbone is None or chosen.get("accuracy_low") is None:
+        return told
+    low, high = chosen["accuracy_low"], chosen["accuracy_high"]
+    within = "lies within it" if low <= backbone <= high else "lies below it" if backbone < low else "lies above it"
+    return f"{told} In 95 % of resampled tests it is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
+
+
 def trained_seconds(run: Path) -> float:
     """From the first settings to the finished bundle."""
     return (run / "bundle" / "bundle.json").stat().st_mtime - (run / "settings.json").stat().st_mtime
@@ -97,12 +112,7 @@ def main() -> None:
     results = [measure(run) for run in options.runs]
     body = f"{options.about}\n\n{table_of(results, options.object)}\n\n{summary_of(results)} "
     body += f"Measured on {results[0]['images']:,} test images."
-    chosen = results[0]["chosen"]
-    body += (
-        f"\n\nThe thresholds that the run chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
-        f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {results[0]['backbone_macs'] / chosen['mean_macs']:.1f} times "
-        "fewer than the backbone."
-    )
+    body += f"\n\n{chosen_of(results[0])}"
     for point in shrunk(options.runs[0], options.shrunk_px) if options.shrunk_px else []:
         body += (
             f"\n\nThe same backbone on images shrunk to {point['px']} px: {100 * point['accuracy']:.1f} % with "
