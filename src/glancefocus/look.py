@@ -90,7 +90,8 @@ class Look:
     @functools.cached_property
     def best(self) -> tuple[Tensor, Tensor]:
         """(B,) the largest softmax probability, and (B,) int64 the class that has it."""
-        return most_confident(self.logits)
+        confidence, answer = self.logits.float().softmax(dim=1).max(dim=1)
+        return confidence, answer
 
     @property
     def confidence(self) -> Tensor:
@@ -131,12 +132,6 @@ class Look:
             map=torch.cat(padded_alike([look.map for look in looks])),
             **_joined(looks, leave_out=("map",)),
         )
-
-
-def most_confident(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,) the largest softmax probability, and (B,) int64 the class that has it."""
-    confidence, answer = logits.float().softmax(dim=1).max(dim=1)
-    return confidence, answer
 
 
 def rows_by_size(px: Tensor) -> list[tuple[int, Tensor]]:

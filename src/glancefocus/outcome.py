@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.costs import Costs
-from glancefocus.look import Look, most_confident
+from glancefocus.look import Look
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,6 @@ class Outcome:
         return replace(parts[0], **tensors)
 
 
-@dataclass(frozen=True)
-class _Note:
-    """What is remembered of a look until it is written down."""
-
-    number: int
-    rows: Tensor
-    logits: Tensor
-    where: Tensor | None
-    px: int | Tensor
-    leaving: Tensor
-    sure: Tensor
-
-
 class OutcomeRecorder:
     """Fills outcomes while the loop runs. Every glance adds its rows; what is finished at the front can be taken away.
 
@@ -101,7 +88,7 @@ class OutcomeRecorder:
 
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
-        self._notes: list[_Note] = []
+        self._notes: list[tuple[Look, Tensor, Tensor]] = []
         self._glances = 0
         self._taken = 0
         self._table: dict[str, NDArray[Any]] = {}
@@ -109,8 +96,7 @@ class OutcomeRecorder:
 
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         """Remember this look of every row in it, and who leaves."""
-        where = None if look.aim is None else look.aim.where
-        self._notes.append(_Note(look.number, look.rows, look.logits, where, look.px, leaving, sure))
+        self._notes.append((look, leaving, sure))
 
     def finish(self, **more: Any) -> Outcome:
         """The outcome of every row that was not taken yet."""
@@ -141,37 +127,32 @@ class OutcomeRecorder:
 
     def _write_down(self) -> None:
         notes, self._notes = self._notes, []
-        if not notes:
-            return
-        confidence, answer = map(_array, most_confident(torch.cat([note.logits for note in notes])))
-        start = 0
         for note in notes:
-            own = slice(start, start + len(note.logits))
-            self._write(note, answer[own], confidence[own])
-            start = own.stop
+            self._write(*note)
 
-    def _write(self, note: _Note, answer: NDArray[Any], confidence: NDArray[Any]) -> None:
-        logits = _array(note.logits)
-        if note.number == 1:
-            self._device = note.logits.device
+    def _write(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
+        logits = _array(look.logits)
+        if look.number == 1:
+            self._device = look.logits.device
             self._add_rows(logits)
-        table, count, index = self._table, len(logits), note.number - 1
+        table, index = self._table, look.number - 1
         # Rows are in order as long as they are those of one glance.
-        everybody = self._glances == 1 and count == len(table["looks"])
-        rows: Any = slice(None) if everybody else _array(note.rows) - self._taken
-        table["answer"][rows, index] = answer
-        table["confidence"][rows, index] = confidence
-        if note.where is not None:
-            table["where"][rows, index - 1] = _array(note.where)
-            table["patch_px"][rows, index - 1] = _array(note.px) if isinstance(note.px, Tensor) else note.px
-        left, sure = _array(note.leaving), _array(note.sure)
+        everybody = self._glances == 1 and len(logits) == len(table["looks"])
+        rows: Any = slice(None) if everybody else _array(look.rows) - self._taken
+        confidence, answer = look.best
+        table["answer"][rows, index] = _array(answer)
+        table["confidence"][rows, index] = _array(confidence)
+        if look.aim is not None:
+            table["where"][rows, index - 1] = _array(look.aim.where)
+            table["patch_px"][rows, index - 1] = _array(look.px) if isinstance(look.px, Tensor) else look.px
+        left, was_sure = _array(leaving), _array(sure)
         if not left.any():
             return
         if not left.all():
-            rows, logits, sure = _array(note.rows)[left] - self._taken, logits[left], sure[left]
+            rows, logits, was_sure = _array(look.rows)[left] - self._taken, logits[left], was_sure[left]
         table["logits"][rows] = logits
-        table["sure"][rows] = sure
-        table["looks"][rows] = note.number
+        table["sure"][rows] = was_sure
+        table["looks"][rows] = look.number
 
     def _add_rows(self, logits: NDArray[Any]) -> None:
         self._glances += 1

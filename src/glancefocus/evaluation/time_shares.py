@@ -28,11 +28,12 @@ class Stopwatch:
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
         self.seconds: dict[Any, float] = defaultdict(float)
+        self._on_gpu = torch.cuda.is_available()
 
     def time(self, what: Any, work: Callable[[], Any]) -> Any:
         started = self.clock()
         result = work()
-        if torch.cuda.is_available():
+        if self._on_gpu:
             torch.cuda.synchronize()
         self.seconds[what] += self.clock() - started
         return result
