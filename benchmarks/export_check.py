@@ -18,8 +18,8 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle import load
 from glancefocus.export.samples import Sample, open_sample
+from glancefocus.loading import load
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_TORCH = ("onnxruntime", "numpy", "Pillow")

@@ -18,7 +18,10 @@ LAYERS: list[tuple[set[str], bool]] = [
     ),  # the words: a look holds a scene, a scene is resized by a setting
     ({"network", "early_exit", "data", "outcome"}, False),
     ({"runtimes"}, False),
-    ({"adaptive", "merging", "bundle", "bundle_files", "model_card", "stopping"}, True),  # a bundle runs the loop
+    (
+        {"adaptive", "merging", "bundle", "bundle_files", "loading", "model_card", "stopping"},
+        True,
+    ),  # a bundle runs the loop
     ({"evaluation", "export"}, False),
     ({"training", "serving"}, False),
     ({"commands"}, False),

@@ -132,6 +132,20 @@ def test_milliseconds_are_measured_and_stored_with_the_devices_name(gf: Run, bun
     assert content(bundle) == before
 
 
+def test_milliseconds_are_those_of_the_runtime_that_is_named(gf: Run, bundle: Path, pets: Path) -> None:
+    eager = ("--runtime", "eager")
+    gf("budget", bundle, pets, "--ms", 1e6, *eager)
+    (latency,) = told(bundle)["latencies"]
+    assert latency["runtime"] == "eager"
+    assert "no milliseconds were measured" in gf("predict", bundle, pets, "--budget-ms", 1e6, code=2)
+    assert {a["looks"] for a in gf("predict", bundle, pets / "val", "--budget-ms", 1e6, *eager, "--json")} == {3}
+    gf("budget", bundle, pets, "--ms", 1e6, *eager, "--light-weights")
+    assert [latency["runtime"] for latency in told(bundle)["latencies"]] == ["eager", "eager, light weights"]
+    found = gf("evaluate", bundle, pets, "--split", "val", *eager, "--json")
+    assert found["ms_after_look"] is not None
+    assert "Name it: onnx or eager" in gf("predict", bundle, pets, "--light-weights", code=2)
+
+
 def test_thresholds_can_be_shown_without_being_stored(gf: Run, bundle: Path, pets: Path, macs: list[int]) -> None:
     before = content(bundle)
     found = gf("budget", bundle, pets, "--macs", macs[1], "--no-store", "--json")

@@ -1,10 +1,12 @@
 """A look is a value: keeping some of its rows keeps everything of these rows and nothing of the others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from glancefocus.early_exit.rule import ExitRule
 from glancefocus.look import Aim, Look, rows_by_size
 from glancefocus.scene import ImageBatch
 
@@ -97,6 +99,24 @@ def test_confidence_of_half_precision_is_computed_in_full() -> None:
     look = look_of_four()
     half = Look(**{**vars(look), "logits": look.logits.half()})
     assert half.confidence.dtype == torch.float32
+
+
+def test_an_answer_that_is_known_is_not_worked_out_again() -> None:
+    known = torch.full((4,), 0.5), torch.full((4,), 1)
+    look = replace(look_of_four(8), known_best=known)
+    assert look.best is known
+    assert look.confidence is known[0]
+
+
+def test_what_was_known_of_other_logits_is_forgotten() -> None:
+    known = torch.full((4,), 0.5), torch.full((4,), 1)
+    look = replace(look_of_four(8), known_best=known)
+    fresh = look_of_four(8)
+    calibrated = ExitRule([0.5, 0.5], temperatures=(1.0, 2.0)).calibrated(look)
+    torch.testing.assert_close(calibrated.confidence, (fresh.logits / 2).softmax(dim=1).amax(dim=1))
+    rows = torch.tensor([3, 1])
+    assert torch.equal(look.at(rows).confidence, fresh.confidence[rows])
+    assert torch.equal(Look.join([look, fresh]).confidence, torch.cat([fresh.confidence, fresh.confidence]))
 
 
 def test_rows_are_grouped_by_their_size() -> None:

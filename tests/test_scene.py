@@ -44,6 +44,19 @@ def test_a_crop_is_what_slicing_gives(height: int, width: int, px: int) -> None:
     assert torch.equal(crop(images, where, px), sliced(images, where, px))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
+def test_one_patch_is_cut_as_many_are(dtype: torch.dtype) -> None:
+    images = (255 * noise(3, 3, 20, 30)).to(dtype)
+    where = noise(3, 2, seed=1)
+    many = crop(images, where, 7)
+    for row in range(3):
+        one = crop(images, where[row : row + 1], 7, torch.tensor([row]))
+        assert one.dtype == dtype
+        assert torch.equal(one[0], many[row])
+    one += 1
+    assert torch.equal(crop(images, where, 7), many)  # a patch shares no memory with its image
+
+
 def test_zero_is_the_upper_left_corner_and_one_the_lower_right() -> None:
     image = torch.arange(3 * 4 * 6.0).reshape(1, 3, 4, 6)
     assert crop(image, torch.tensor([[0.0, 0.0]]), 2)[0, 0].tolist() == [[0, 1], [6, 7]]

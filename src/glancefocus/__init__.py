@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glancefocus.adaptive import look_until_sure
-    from glancefocus.bundle import Bundle, load
+    from glancefocus.bundle import Bundle
     from glancefocus.early_exit.rule import ExitRule
     from glancefocus.errors import GlancefocusError
+    from glancefocus.loading import load
     from glancefocus.network.assemble import create
     from glancefocus.outcome import Outcome
 
@@ -26,7 +27,7 @@ _HOMES = {
     "GlancefocusError": "glancefocus.errors",
     "Outcome": "glancefocus.outcome",
     "create": "glancefocus.network.assemble",
-    "load": "glancefocus.bundle",
+    "load": "glancefocus.loading",
     "look_until_sure": "glancefocus.adaptive",
 }
 

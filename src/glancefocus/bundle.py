@@ -26,7 +26,6 @@ from glancefocus.bundle_files import (
 from glancefocus.costs import Costs
 from glancefocus.data.clip_views import view_any_clip
 from glancefocus.data.views import Picture, several, view_any
-from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
@@ -35,11 +34,9 @@ from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_d
 from glancefocus.model_card import model_card
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs
-from glancefocus.network.official import imagenet_classes, load_official
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.runtimes.choose import check_name, open_runtime, set_threads
+from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
@@ -120,13 +117,19 @@ class Bundle:
         self.net.to(device)
         return self
 
-    def use(self, runtime: str, *, threads: int | None = None, batch: int | None = None) -> "Bundle":
+    def use(
+        self, runtime: str, *, threads: int | None = None, batch: int | None = None, light_weights: bool = False
+    ) -> "Bundle":
         """Let another runtime look from now on, see open_runtime; answers stay the same.
 
-        runtime  eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
+        runtime        eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
+        light_weights  eager, onnx: int8 weights where reading them takes the time, for single images and small batches; they are
+                       rounded, so that answers may differ now and then
         """
-        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch)
-        self.runtime = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
+        options = RuntimeOptions(light_weights=light_weights)
+        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
+        name = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
+        self.runtime = f"{name}, light weights" if light_weights else name
         return self
 
     @property
@@ -348,52 +351,3 @@ class Bundle:
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
         return Bundle(net=net, costs=costs, **told_beside_the_network(plain, folder / SETTINGS_FILE))
-
-
-def load(
-    path: str | Path,
-    *,
-    model: str | None = None,
-    patch_px: int | None = None,
-    looks: int | None = None,
-    device: str | torch.device | None = None,
-    runtime: str | None = None,
-    threads: int | None = None,
-    batch: int | None = None,
-) -> Bundle:
-    """A bundle out of its folder, or out of a checkpoint of the paper.
-
-    model, patch_px, looks  what a checkpoint of the paper does not say itself
-    device                  None: the GPU where there is one, else the CPU
-    runtime, batch          who looks, see Bundle.use; None: the network itself
-    threads                 of the CPU, for this whole process; None: as they are
-    """
-    if runtime is not None:
-        check_name(runtime)
-    path = Path(path)
-    if path.is_dir() or (not path.exists() and not path.suffix):
-        if any(value is not None for value in (model, patch_px, looks)):
-            raise BadSetting(f"{path} is a bundle, which says itself what it is. Leave model, patch_px and looks out.")
-        bundle = Bundle.load(path)
-    else:
-        bundle = _from_official(path, model, patch_px, looks)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    bundle.to(device)
-    if threads is not None:
-        set_threads(threads)
-    return bundle if runtime is None else bundle.use(runtime, batch=batch)
-
-
-def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:
-    official = load_official(path, model=model, patch_px=patch_px, looks=looks)
-    bundle = Bundle(
-        net=official.net,
-        classes=imagenet_classes(official.net.settings.classes),
-        costs=count_costs(official.net.settings),
-        curve=official.curve,
-        notes={"source": "a checkpoint of the paper"},
-    )
-    bundle.thresholds = best_thresholds(official.curve)
-    return bundle

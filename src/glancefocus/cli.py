@@ -11,7 +11,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.commands.words import Json, Runtime, Threads
+from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
@@ -84,6 +84,7 @@ def predict(
     merge_batches: bool | None = None,
     max_pixels: int | None = None,
     runtime: Runtime = None,
+    light_weights: LightWeights = False,
     threads: Threads = None,
     json: Json = False,
 ) -> int:
@@ -146,6 +147,7 @@ def predict(
         merge_batches=merge_batches,
         max_pixels=max_pixels,
         runtime=runtime,
+        light_weights=light_weights,
         threads=threads,
         as_json=json,
     )

@@ -70,6 +70,7 @@ class Look:
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance
     aim            where this look was aimed; None for the glance
+    known_best     `best`, where whoever made the logits has worked it out already
     """
 
     number: int
@@ -82,6 +83,7 @@ class Look:
     memory: Tensor
     policy_memory: Tensor | None = None
     aim: Aim | None = None
+    known_best: tuple[Tensor, Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -90,6 +92,8 @@ class Look:
     @functools.cached_property
     def best(self) -> tuple[Tensor, Tensor]:
         """(B,) the largest softmax probability, and (B,) int64 the class that has it."""
+        if self.known_best is not None:
+            return self.known_best
         confidence, answer = self.logits.float().softmax(dim=1).max(dim=1)
         return confidence, answer
 
@@ -115,6 +119,7 @@ class Look:
             memory=self.memory[rows],
             policy_memory=_rows(self.policy_memory, rows),
             aim=None if self.aim is None else self.aim.keep(rows),
+            known_best=None,
         )
 
     @staticmethod
@@ -129,6 +134,7 @@ class Look:
             scene=join_scenes([look.scene for look in looks]),
             px=join_px([(look.px, look.count) for look in looks]),
             aim=Aim.join(aims) if aims else None,
+            known_best=None,
             map=torch.cat(padded_alike([look.map for look in looks])),
             **_joined(looks, leave_out=("map",)),
         )

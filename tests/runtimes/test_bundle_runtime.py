@@ -44,6 +44,37 @@ def test_a_bundle_predicts_the_same_in_every_runtime(folder: Path, runtime: str)
     torch.testing.assert_close(found.confidence, expected.confidence, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_graphs_say_the_best_answer_themselves(folder: Path, runtime: str) -> None:
+    images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    bundle = gf.load(folder, device="cpu", runtime=runtime)
+    look = bundle.looking.glance(images)
+    for _ in range(2):
+        confidence, answer = look.logits.softmax(dim=1).max(dim=1)
+        assert look.known_best is not None
+        torch.testing.assert_close(look.known_best[0], confidence)
+        assert torch.equal(look.known_best[1], answer)
+        look = bundle.looking.focus(look, bundle.looking.policy.aim(look))
+
+
+def test_light_weights_are_another_runtime(folder: Path) -> None:
+    images = torch.rand(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    bundle = gf.load(folder, device="cpu", runtime="onnx", light_weights=True)
+    assert bundle.runtime == "onnx, light weights"
+    found, expected = bundle.predict(images, looks=3), gf.load(folder, device="cpu").predict(images, looks=3)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0.1, atol=0.1)
+    bundle.latencies = [measure_latency(bundle, repeats=1)]
+    assert bundle.latency_here() is not None
+    assert bundle.use("onnx").latency_here() is None
+
+
+def test_light_weights_are_refused_where_nobody_reads_them(folder: Path) -> None:
+    with pytest.raises(BadSetting, match="Name it: onnx or eager"):
+        gf.load(folder, light_weights=True)
+    with pytest.raises(BadSetting, match="light_weights is for the runtime eager or onnx, not for 'openvino'"):
+        gf.load(folder, device="cpu", runtime="openvino", light_weights=True)
+
+
 def test_milliseconds_are_those_of_the_runtime(folder: Path) -> None:
     bundle = gf.load(folder, device="cpu", runtime="eager")
     own = measure_latency(gf.load(folder, device="cpu"), repeats=1)
@@ -82,14 +113,15 @@ def test_the_command_takes_a_runtime_and_threads(
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     answers = []
-    for words in ([], ["--runtime", "onnx", "--threads", "1"]):
+    onnx = ["--runtime", "onnx", "--threads", "1"]
+    for words in ([], onnx, [*onnx, "--light-weights"]):
         with pytest.raises(SystemExit) as ended:
             main(["predict", str(folder), str(tmp_path / "a.png"), "--json", *words])
         assert ended.value.code == 0
         (answer,) = json.loads(capsys.readouterr().out)
         answers.append(answer)
-    assert answers[0]["label"] == answers[1]["label"]
-    assert answers[0]["looks"] == answers[1]["looks"]
+    assert answers[0]["label"] == answers[1]["label"] == answers[2]["label"]
+    assert answers[0]["looks"] == answers[1]["looks"] == answers[2]["looks"]
     with pytest.raises(SystemExit) as ended:
         main(["predict", str(folder), str(tmp_path / "a.png"), "--runtime", "onxx"])
     assert ended.value.code == 2

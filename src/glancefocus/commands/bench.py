@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from glancefocus.bundle import Bundle, load
+from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
 from glancefocus.costs import Costs
 from glancefocus.early_exit.forced import checked_shares, shares_within
@@ -19,6 +19,7 @@ from glancefocus.evaluation.bench import Subject, Timing, bench, forced_subject,
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.same_accuracy import subject_at_backbone_accuracy
 from glancefocus.evaluation.time_shares import SHARES
+from glancefocus.loading import load
 from glancefocus.network.assemble import create
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.made_up import make_up_weights

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from glancefocus.bundle import Bundle, load
+from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import (
     check_budget,
@@ -25,6 +25,7 @@ from glancefocus.evaluation.assess import halves, look_table, with_interval
 from glancefocus.evaluation.calibration import fit_temperatures
 from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
 from glancefocus.evaluation.latency import measure_latency
+from glancefocus.loading import load
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 
@@ -58,11 +59,12 @@ def set_budget(
     asked: BudgetAsked,
     *,
     runtime: str | None = None,
+    light_weights: bool = False,
     threads: int | None = None,
     as_json: bool,
 ) -> None:
     """Solve, store in the bundle, and tell what came of it on other images."""
-    bundle = load(folder, runtime=runtime, threads=threads, batch=asked.batch_size)
+    bundle = load(folder, runtime=runtime, threads=threads, batch=asked.batch_size, light_weights=light_weights)
     if asked.score is not None:
         bundle.score = asked.score
         # Refuses a score that does not go with several patch sizes, before anything is looked at.

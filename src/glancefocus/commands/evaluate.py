@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from glancefocus.bundle import load
 from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.errors import BadData
@@ -12,6 +11,7 @@ from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import summary_tables, write_findings
 from glancefocus.evaluation.latency import measure_latency
+from glancefocus.loading import load
 
 
 def evaluate_bundle(
@@ -22,12 +22,14 @@ def evaluate_bundle(
     split: str | None,
     latency: bool,
     batch_size: int,
+    runtime: str | None,
+    threads: int | None,
     workers: int,
     max_bad_files: int,
     as_json: bool,
 ) -> None:
     """Measure, print, and write the report."""
-    bundle = load(folder)
+    bundle = load(folder, runtime=runtime, threads=threads, batch=batch_size)
     with progress_bars(quiet=as_json) as progress:
         records = Records(
             bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress

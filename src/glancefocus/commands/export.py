@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.table import Table
 
-from glancefocus.bundle import load
 from glancefocus.commands.printing import output, progress_bars, say
 from glancefocus.errors import BadSetting
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import format_named
+from glancefocus.loading import load
 
 
 @dataclass(frozen=True)

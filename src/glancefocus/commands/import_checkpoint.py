@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from glancefocus.bundle import load
 from glancefocus.commands.printing import say
+from glancefocus.loading import load
 
 
 def import_checkpoint(

@@ -18,12 +18,13 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from glancefocus.bundle import Bundle, load
+from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import notices, output
 from glancefocus.commands.seeing import Seen, find_files, see
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
+from glancefocus.loading import load
 from glancefocus.merging import refuse_deadline
 from glancefocus.outcome import Outcome
 from glancefocus.scene import top_left
@@ -47,6 +48,7 @@ def predict_files(
     merge_batches: bool | None,
     max_pixels: int | None,
     runtime: str | None,
+    light_weights: bool,
     threads: int | None,
     as_json: bool,
 ) -> int:
@@ -57,7 +59,7 @@ def predict_files(
         raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
     if max_pixels is not None and max_pixels < 1:
         raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
-    bundle = load(bundle_folder, runtime=runtime, threads=threads, batch=batch_size)
+    bundle = load(bundle_folder, runtime=runtime, threads=threads, batch=batch_size, light_weights=light_weights)
     if thresholds is not None and len(bundle.settings.patch_px) > 1:
         thresholds = _by_look(thresholds, len(bundle.settings.patch_px))
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)

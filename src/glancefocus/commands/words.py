@@ -12,3 +12,11 @@ Runtime = Annotated[
     ),
 ]
 Threads = Annotated[int | None, Parameter(help="Threads of the CPU to compute with.")]
+LightWeights = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        help="With --runtime onnx or eager: int8 weights where reading them takes the time, for single pictures and small "
+        "batches. They are rounded, so answers may differ now and then.",
+    ),
+]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from glancefocus.commands.words import Json, Runtime, Threads
+from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
 
 
 def evaluate(
@@ -16,6 +16,8 @@ def evaluate(
     split: Literal["train", "val", "test", "all"] | None = None,
     latency: bool = True,
     batch_size: int = 1,
+    runtime: Runtime = None,
+    threads: Threads = None,
     workers: int = 0,
     max_bad_files: int = 10,
     json: Json = False,
@@ -36,7 +38,7 @@ def evaluate(
     split
         Which images to measure on; left out: test, or else val, or else all there are.
     latency
-        Measure milliseconds on this device, too.
+        Measure milliseconds on this device in this runtime, too.
     batch_size
         Images looked at together when milliseconds are measured.
     workers
@@ -53,6 +55,8 @@ def evaluate(
         split=split,
         latency=latency,
         batch_size=batch_size,
+        runtime=runtime,
+        threads=threads,
         workers=workers,
         max_bad_files=max_bad_files,
         as_json=json,
@@ -72,6 +76,7 @@ def budget(
     calibrate: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 1,
     runtime: Runtime = None,
+    light_weights: LightWeights = False,
     threads: Threads = None,
     workers: int = 0,
     max_bad_files: int = 10,
@@ -115,4 +120,4 @@ def budget(
     from glancefocus.commands.budget import BudgetAsked, set_budget
 
     asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store)
-    set_budget(bundle, data, asked, runtime=runtime, threads=threads, as_json=json)
+    set_budget(bundle, data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json)

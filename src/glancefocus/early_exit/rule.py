@@ -74,7 +74,7 @@ class ExitRule:
         """The look with its logits brought to the temperature of its number."""
         if self.temperatures is None:
             return look
-        return replace(look, logits=look.logits / self.temperatures[look.number - 1])
+        return replace(look, logits=look.logits / self.temperatures[look.number - 1], known_best=None)
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         """(B,) bool: sure enough to stop."""

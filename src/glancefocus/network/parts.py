@@ -10,7 +10,7 @@ Glances and patches are (B, 3, px, px), of clips (B, frames, 3, px, px); every o
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,14 @@ def answer_part(look: int) -> str:
 def take_apart(net: GlanceFocus) -> list[Part]:
     """Every part of a network, in evaluation mode; they share its weights."""
     return list(_parts(net.eval()))
+
+
+def with_best(part: Part) -> Part:
+    """The same part which, where it answers, also says `confidence` and `answer` (see Look.best): in a graph they cost nothing."""
+    if "logits" not in part.outputs:
+        return part
+    module = WithBest(part.module, part.outputs.index("logits"))
+    return replace(part, module=module, outputs=(*part.outputs, "confidence", "answer"))
 
 
 def whole_backbone(net: GlanceFocus) -> Part:
@@ -204,3 +212,18 @@ class AimPart(nn.Module):
         else:
             memory = policy.remember_coded(perceived, self.px, next_size, policy_memory)
         return policy.mean(memory), memory, policy.value(memory)
+
+
+class WithBest(nn.Module):
+    """A part, and the best answer of its logits, which are its output of this number."""
+
+    def __init__(self, part: nn.Module, number: int) -> None:
+        super().__init__()
+        self.part = part
+        self.number = number
+
+    def forward(self, seen: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
+        made = self.part(seen) if memory is None else self.part(seen, memory)
+        outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
+        confidence, answer = outputs[self.number].float().softmax(dim=1).max(dim=1)
+        return *outputs, confidence, answer

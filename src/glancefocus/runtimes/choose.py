@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.parts import Part, take_apart, whole_backbone
+from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
 from glancefocus.runtimes.compiled import CompiledRunner
 from glancefocus.runtimes.eager import EagerRunner, as_tuple
 from glancefocus.runtimes.fastest import Looking, made_up_images, measure, recall, remember, situation
@@ -80,6 +80,8 @@ def open_runtime(
     if name == "plain":
         return plain(net)
     parts = take_apart(net)
+    if name in ("onnx", "openvino"):
+        parts = [with_best(part) for part in parts]
     return PartsNetwork(
         net.settings, _runner(name, parts, cache, options), net.policy.map_sides, net.policy.gru.hidden_size, name
     )

@@ -1,5 +1,6 @@
 """A network whose parts somebody else computes. To the loop it is a network like any other."""
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,7 +16,10 @@ from glancefocus.settings import NetworkSettings
 
 
 class Runner(Protocol):
-    """Who computes parts: the outputs of the part of this name (see network/parts.py), in order."""
+    """Who computes parts: the outputs of the part of this name (see network/parts.py), in order.
+
+    Where there are logits among them, there may be two more at the end: the confidence and the answer of each row, see Look.best.
+    """
 
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]: ...
 
@@ -47,24 +51,25 @@ class PartsNetwork:
         settings = self.settings
         check_frames(scene, settings.frames)
         glances = self._clips(scene.glance(settings.glance_px, settings.glance_resize))
-        logits, memory, map_ = self.run("glance", glances)
+        logits, memory, map_, *best = self.run("glance", glances)
         return Look(
             number=1,
             scene=scene,
-            rows=torch.arange(logits.shape[0], device=logits.device),
+            rows=_every_row(logits.shape[0], logits.device),
             logits=logits,
             vector=memory,
             map=map_,
             px=settings.glance_px,
             memory=memory,
+            known_best=_best(best),
         )
 
     def focus(self, look: Look, aim: Aim) -> Look:
         px = aim.patch_px
         if isinstance(px, int):
-            logits, memory, map_ = self._focus_one_size(look.scene, aim.where, px, look.memory, look.number + 1)
+            logits, memory, map_, *best = self._focus_one_size(look.scene, aim.where, px, look.memory, look.number + 1)
         else:
-            logits, memory, map_ = self._focus_by_size(look, aim, px)
+            logits, memory, map_, *best = self._focus_by_size(look, aim, px)
         return Look(
             number=look.number + 1,
             scene=look.scene,
@@ -76,6 +81,7 @@ class PartsNetwork:
             memory=memory,
             policy_memory=aim.memory,
             aim=aim,
+            known_best=_best(best),
         )
 
     def _focus_one_size(self, scene: Scene, where: Tensor, px: int, memory: Tensor, number: int) -> Sequence[Tensor]:
@@ -84,8 +90,8 @@ class PartsNetwork:
             return self.run("focus", patches, memory)
         vector, map_ = self.run("focus", patches)
         memory = torch.cat([memory, vector], dim=1)
-        (logits,) = self.run(answer_part(number), memory)
-        return logits, memory, map_
+        logits, *best = self.run(answer_part(number), memory)
+        return logits, memory, map_, *best
 
     def _focus_by_size(self, look: Look, aim: Aim, px: Tensor) -> Sequence[Tensor]:
         groups = rows_by_size(px)
@@ -94,7 +100,7 @@ class PartsNetwork:
             for size, rows in groups
         ]
         order = torch.cat([rows for _, rows in groups]).argsort()
-        maps = padded_alike([map_ for _, _, map_ in seen])
+        maps = padded_alike([outputs[2] for outputs in seen])
         logits, memory = (torch.cat([outputs[i] for outputs in seen])[order] for i in (0, 1))
         return logits, memory, torch.cat(maps)[order]
 
@@ -116,7 +122,7 @@ class PartsPolicy:
         next_px = max(self.patch_px) if patch_px is None else patch_px
         memory = look.policy_memory
         if memory is None:
-            memory = torch.zeros(look.count, self.units, device=look.map.device)
+            memory = _nothing_yet(look.count, self.units, look.map.device)
         codes = (one_hot(next_px, self.patch_px, memory),) if len(self.patch_px) > 1 else ()
         if isinstance(look.px, int):
             where, memory, value = self.run(aim_part(look.px), look.map, memory, *codes)
@@ -133,3 +139,23 @@ class PartsPolicy:
             seen.append(self.run(aim_part(size), map_, memory[rows], *(code[rows] for code in codes)))
         order = torch.cat([rows for _, rows in groups]).argsort()
         return tuple(torch.cat([outputs[i] for outputs in seen])[order] for i in range(3))
+
+
+def _best(outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    return (outputs[0], outputs[1]) if outputs else None
+
+
+# Made once, for a tensor takes longer to make than to use; outside of inference mode, so that they may be used there, too.
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _every_row(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _nothing_yet(count: int, units: int, device: torch.device) -> Tensor:
+    """What a policy remembers before its first aim."""
+    return torch.zeros(count, units, device=device)

@@ -28,14 +28,15 @@ class OnnxRunner:
             for part, file in graphs.items()
         }
         self._inputs = {part: [v.name for v in session.get_inputs()] for part, session in self.sessions.items()}
+        self._outputs = {part: [v.name for v in session.get_outputs()] for part, session in self.sessions.items()}
 
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
         session, names = self.sessions[part], self._inputs[part]
-        inputs = tuple(tensor.detach().contiguous() for tensor in inputs)
+        inputs = tuple(tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs)
         if self.device.type == "cuda":
             return self._on_gpu(session, names, inputs)
-        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(output) for output in session.run(None, given)]
+        given = {name: tensor.numpy(force=True) for name, tensor in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(output) for output in session.run(self._outputs[part], given)]
 
     def _on_gpu(self, session: Any, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Tensor]:
         """Reads the inputs where they are; the outputs stay on the GPU."""
