@@ -19,7 +19,8 @@ from glancefocus.evaluation.recording import record_looks
 from glancefocus.evaluation.report import gallery_of
 from glancefocus.settings import from_plain
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import load_backbone, prepare_folder, train
+from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run_folder import prepare_folder
 from glancefocus.training.settings import TrainSettings
 
 STAGES = ("backbone", "glance", "recognise", "aim", "finetune")

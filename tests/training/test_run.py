@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 import glancefocus as gf
 from glancefocus.cli import main
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.training.run import differences, load_backbone, train
+from glancefocus.training.journal import Journal
+from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
 
 HERE = Path(__file__).parent
@@ -304,6 +307,38 @@ def test_stages_can_be_left_out_and_rounds_repeat_the_last_two(tiny: Tiny, tmp_p
     rows = [(row["stage_number"], row["stage"]) for row in metrics_of(tmp_path / "run")]
     assert rows == [(1, "aim"), (2, "finetune"), (3, "aim"), (4, "finetune")]
     assert not (tmp_path / "run" / "backbone.safetensors").exists()
+
+
+def test_a_stage_that_comes_again_goes_on_where_its_curve_ended(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(Journal, "_write", lambda self, row, number: drawn.append((row["stage"], number)))
+    train(tiny(stages=("recognise", "aim", "finetune"), rounds=2), tmp_path / "run", quiet=True)
+    again = [("aim", 1), ("aim", 2), ("finetune", 1), ("aim", 3), ("aim", 4), ("finetune", 2)]
+    assert drawn == [("recognise", 1), *again]
+
+
+class WithScaler(Accelerator):
+    """As with fp16 on a GPU: the loss is scaled, and the scale grows."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
+
+
+def test_a_resumed_run_goes_on_with_the_scale_of_its_losses(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glancefocus.training.run.Accelerator", WithScaler)
+    settings = tiny(stages=("backbone", "glance"))
+    train(settings, tmp_path / "whole", quiet=True)
+    interrupted_run(settings, tmp_path / "again")
+    train(settings, tmp_path / "again", quiet=True)
+    whole, again = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "again"))
+    assert whole["scaler"]["scale"] > 16
+    assert again["scaler"] == whole["scaler"]
+    assert same_weights(whole["net"], again["net"])
 
 
 def test_one_stage_instead_of_three_trains_everything(tiny: Tiny, tmp_path: Path) -> None:

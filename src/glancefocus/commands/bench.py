@@ -121,7 +121,7 @@ def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_image
 
 def _backbone_of(bundle: Bundle, folder: Path, file: Path | None) -> GlanceFocus:
     """The bundle's network with the plain backbone as its focus encoder."""
-    from glancefocus.training.run import BACKBONE_FILE
+    from glancefocus.training.run_folder import BACKBONE_FILE
 
     file = folder.absolute().parent / BACKBONE_FILE if file is None else file
     if not file.exists():

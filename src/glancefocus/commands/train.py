@@ -11,7 +11,8 @@ from typing import Any
 from glancefocus.commands.printing import notice, say
 from glancefocus.errors import BadSetting
 from glancefocus.memory import keep_freed_memory
-from glancefocus.training.run import BUNDLE_FOLDER, Interrupted, prepare_folder, threads_per_process, train
+from glancefocus.training.run import Interrupted, threads_per_process, train
+from glancefocus.training.run_folder import BUNDLE_FOLDER, prepare_folder
 from glancefocus.training.settings import TrainSettings
 
 

@@ -4,7 +4,6 @@ Nothing random is carried from step to step: order, augmentation, aims and explo
 number. So a checkpoint needs no state of generators, and a resumed run repeats what a run never killed would have done.
 """
 
-import json
 import os
 import signal
 import time
@@ -30,19 +29,24 @@ from glancefocus.evaluation.recording import record_looks
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
-from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.checkpoint import forget_unfinished, load_checkpoint, save_checkpoint, write_aside
+from glancefocus.settings import to_plain
+from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint, write_aside
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
+from glancefocus.training.run_folder import (
+    BACKBONE_FILE,
+    BEST_FILE,
+    BUNDLE_FOLDER,
+    CHECKPOINT_FILE,
+    differences,
+    prepare_folder,
+)
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, Stage, Workshop
 from glancefocus.training.stage1_recognise import RecogniseStage
 from glancefocus.training.stage2_aim import AimStage
 from glancefocus.training.stage3_finetune import FinetuneStage
 from glancefocus.training.stage_joint import JointStage
-
-SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
-BACKBONE_FILE, BEST_FILE = "backbone.safetensors", "best.safetensors"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -83,45 +87,6 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
         journal.close()
 
 
-def prepare_folder(folder: Path, settings: TrainSettings) -> None:
-    """Make the run's folder, or check that the run in it has the same settings."""
-    file = folder / SETTINGS_FILE
-    forget_unfinished(folder, (SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BEST_FILE))
-    wanted = json.loads(json.dumps(to_plain(settings)))
-    if file.exists():
-        try:
-            # Of a run from before a setting existed, that setting has its default.
-            found = json.loads(json.dumps(to_plain(from_plain(TrainSettings, json.loads(file.read_text())))))
-        except (ValueError, BadSetting):
-            raise BadRun(f"{file} is damaged. Start in another folder.") from None
-        # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
-        kept, asked = ({k: v for k, v in t.items() if k not in ("stages", "rounds")} for t in (found, wanted))
-        different = list(differences(kept, asked))
-        if different and (folder / CHECKPOINT_FILE).exists():
-            raise BadRun(
-                f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
-            )
-        if found != wanted:
-            write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadRun(f"{folder} cannot be made ({error.strerror}). Choose another folder.") from None
-    if any(folder.iterdir()):
-        raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
-    write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
-
-
-def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """`name: was X, now Y` for everything that differs between two tables."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in sorted({*found, *wanted}):
-            yield from differences(found.get(key), wanted.get(key), f"{name}.{key}" if name else str(key))
-    elif found != wanted:
-        yield f"{name} was {found}, now {wanted}"
-
-
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
     if name in ("small", "backbone", "glance"):
@@ -157,6 +122,9 @@ class _Training:
             first = self._first_stage(checkpoint)
             self.best_accuracy = float(checkpoint["best_accuracy"])
             self.workshop.net.load_state_dict(checkpoint["net"])
+            scaler = self.workshop.accelerator.scaler
+            if scaler is not None and checkpoint.get("scaler") is not None:
+                scaler.load_state_dict(checkpoint["scaler"])
             self.journal.rewind(int(checkpoint["journal_length"]))
             if first < len(self.plan):
                 self.journal.say(
@@ -241,7 +209,7 @@ class _Training:
                 "the policy has collapsed: it aims at the same place in every image. "
                 "Try another seed, aim.deviation 0.2, or more epochs of the stages before it."
             )
-        self.journal.epoch(row, epoch + 1)
+        self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
 
@@ -255,6 +223,7 @@ class _Training:
                 "the weights became infinite: the learning rate is too high for this data. The last good checkpoint is kept. "
                 "Lower the rate and start again in another folder."
             )
+        scaler = self.workshop.accelerator.scaler
         if self.workshop.accelerator.is_main_process:
             content = {
                 "plan": self.plan,
@@ -264,6 +233,7 @@ class _Training:
                 "net": self.workshop.net.state_dict(),
                 "optimizer": None if stage is None else stage.optimizer.state_dict(),
                 "stage_state": {} if stage is None else stage.state(),
+                "scaler": None if scaler is None else scaler.state_dict(),  # of fp16
                 "sums": sums,
                 "best_accuracy": self.best_accuracy,
                 "journal_length": self.journal.length,
