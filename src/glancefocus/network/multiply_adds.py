@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from glancefocus.costs import Costs
@@ -49,7 +51,7 @@ def _on_meta(settings: NetworkSettings) -> GlanceFocus:
 def count_network(net: GlanceFocus) -> Costs:
     """The same for a network that is on the meta device already."""
     settings = net.settings
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
         encoder, classifier = net.glance_encoder, net.classifier
         frames, view = settings.frames, settings.view
         whole = torch.empty(frames, 3, view.height_px, view.width_px)
@@ -77,6 +79,13 @@ def count_network(net: GlanceFocus) -> Costs:
         backbone_macs=whole_image_macs + own_head_macs,
         focus_policy_macs=focus_policy_macs if settings.looks > 2 else {},
     )
+
+
+class _WithoutNorms(TorchFunctionMode):
+    """Passes batch norms over: they have no products that count, and on the meta device take most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is F.batch_norm else func(*args, **(kwargs or {}))
 
 
 def _aim_after(net: GlanceFocus, look: Look, px: int) -> None:
