@@ -438,3 +438,16 @@ def test_small_scenes_can_only_be_drawn_of_a_built_in_world(tiny: Tiny) -> None:
     settings = tiny(stages=["small"])
     with pytest.raises(BadSetting, match="the stage small draws small scenes of a built-in world .* pictures is not"):
         replace(settings, data=replace(settings.data, source="pictures"))
+
+
+def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(4):
+            (tmp_path / "pets" / name / f"{number}.png").write_bytes(b"")
+    words = ["--backbone", "test_resnet", "--fit", "whole", "--check-files", "-o", str(tmp_path / "run")]
+    for more, said in ((["--height-px", "96"], True), ([], False)):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", str(tmp_path / "pets"), *words, *more])
+        assert ended.value.code == 2  # none of them can be read
+        assert ("pictures keep their own size" in capsys.readouterr().err) == said

@@ -78,7 +78,7 @@ def train(
     width_px
         Width of the images that are looked at.
     fit
-        How pictures are brought to that size.
+        How pictures are brought to that size: crop, stretch, or whole: not at all, each is looked at as large as it is.
     flip
         Mirror images at random; --no-flip where left and right matter. Clips are not mirrored unless --flip says so.
     crop
@@ -106,7 +106,9 @@ def train(
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
+    from glancefocus.commands.printing import notice
     from glancefocus.commands.train import run_in_processes, run_training
+    from glancefocus.data.worlds import WORLDS
     from glancefocus.training.recipes import default_output, train_settings
 
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
@@ -143,6 +145,11 @@ def train(
         },
         assignments=setting,
     )
+    if fit == "whole" and (height_px or width_px) is not None and data not in WORLDS:
+        notice(
+            "with --fit whole pictures keep their own size; --height-px and --width-px only say at what size multiply-adds are counted. "
+            "Use --fit stretch to resize them."
+        )
     folder = output or default_output(data)
     if processes != 1:
         words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
