@@ -147,8 +147,8 @@ def train(
     )
     if fit == "whole" and (height_px or width_px) is not None and data not in WORLDS:
         notice(
-            "with --fit whole pictures keep their own size; --height-px and --width-px only say at what size multiply-adds are counted. "
-            "Use --fit stretch to resize them."
+            "with --fit whole pictures keep their own size; --height-px and --width-px only say at what size multiply-adds are "
+            "counted. Use --fit stretch to resize them."
         )
     folder = output or default_output(data)
     if processes != 1:
