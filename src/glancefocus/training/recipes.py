@@ -44,12 +44,12 @@ GESTURES_RECIPE: dict[str, Any] = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
     "small": {"epochs": 15, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
-    "backbone": {"epochs": 3, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
+    "backbone": {"epochs": 2, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
     "glance": {"epochs": 4, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
     "recognise": {"epochs": 3, "classifier_lr": 0.05, "freeze_encoders": True},
-    "aim": {"epochs": 6, "deviation_end": 0.05, "lr_end": 5e-5},
+    "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "freeze_glance": True, "deviation": 0.05},
-    "data": {"scenes": [1500, 300, 1000]},
+    "data": {"scenes": [2500, 300, 1000]},
 }
 
 WORLD_PRESETS = {"signs": "gf-mini-48", "gestures": "gf-tsm-mini-40"}
