@@ -87,7 +87,7 @@ def chosen_of(result: dict[str, Any]) -> str:
         return told
     low, high = chosen["accuracy_low"], chosen["accuracy_high"]
     within = "lies within it" if low <= backbone <= high else "lies below it" if backbone < low else "lies above it"
-    return f"{told} In 95 % of resampled tests it is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
+    return f"{told} Its 95 % interval is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
 
 
 def trained_seconds(run: Path) -> float:

@@ -102,10 +102,13 @@ def test_confidence_of_half_precision_is_computed_in_full() -> None:
 
 
 def test_an_answer_that_is_known_is_not_worked_out_again() -> None:
-    known = torch.full((4,), 0.5), torch.full((4,), 1)
+    known = torch.tensor([0.5, 0.6, 0.7, 0.8]), torch.tensor([0, 1, 2, 3])
     look = replace(look_of_four(8), known_best=known)
     assert look.best is known
     assert look.confidence is known[0]
+    confidence, answer = look.at(torch.tensor([3, 1])).best
+    assert confidence.tolist() == known[0][[3, 1]].tolist()
+    assert answer.tolist() == [3, 1]
 
 
 def test_what_was_known_of_other_logits_is_forgotten() -> None:
@@ -114,8 +117,6 @@ def test_what_was_known_of_other_logits_is_forgotten() -> None:
     fresh = look_of_four(8)
     calibrated = ExitRule([0.5, 0.5], temperatures=(1.0, 2.0)).calibrated(look)
     torch.testing.assert_close(calibrated.confidence, (fresh.logits / 2).softmax(dim=1).amax(dim=1))
-    rows = torch.tensor([3, 1])
-    assert torch.equal(look.at(rows).confidence, fresh.confidence[rows])
     assert torch.equal(Look.join([look, fresh]).confidence, torch.cat([fresh.confidence, fresh.confidence]))
 
 

@@ -53,8 +53,11 @@ def test_one_patch_is_cut_as_many_are(dtype: torch.dtype) -> None:
         one = crop(images, where[row : row + 1], 7, torch.tensor([row]))
         assert one.dtype == dtype
         assert torch.equal(one[0], many[row])
+    last = images.contiguous(memory_format=torch.channels_last)
+    one = crop(last, where[:1], 7, torch.tensor([2]))
+    assert one.is_contiguous(memory_format=torch.channels_last)
     one += 1
-    assert torch.equal(crop(images, where, 7), many)  # a patch shares no memory with its image
+    assert torch.equal(crop(last, where, 7), many)  # a patch shares no memory with its image
 
 
 def test_zero_is_the_upper_left_corner_and_one_the_lower_right() -> None:

@@ -56,6 +56,7 @@ class Bundle:
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
     looking     who looks: the network itself, or the same network in the runtime of this name, see use
+    light_weights  it looks with weights that were rounded
     """
 
     net: GlanceFocus
@@ -69,6 +70,7 @@ class Bundle:
     latencies: list[Latency] = field(default_factory=list)
     looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
     runtime: str | None = field(init=False, default=None, compare=False)
+    light_weights: bool = field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -120,22 +122,24 @@ class Bundle:
     def use(
         self, runtime: str, *, threads: int | None = None, batch: int | None = None, light_weights: bool = False
     ) -> "Bundle":
-        """Let another runtime look from now on, see open_runtime; answers stay the same.
+        """Let another runtime look from now on, see open_runtime; answers stay the same, but for light weights.
 
         runtime        eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
-        light_weights  eager, onnx: int8 weights where reading them takes the time, for single images and small batches; they are
-                       rounded, so that answers may differ now and then
+        light_weights  eager, onnx: int8 weights where reading them takes the time, for single images and small batches on a CPU;
+                       they are rounded, so that answers may differ now and then
         """
         options = RuntimeOptions(light_weights=light_weights)
         self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
         name = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
         self.runtime = f"{name}, light weights" if light_weights else name
+        self.light_weights = light_weights
         return self
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights, settings and temperatures: what it answers depends on nothing else."""
-        told = json.dumps([to_plain(self.settings), self.temperatures], sort_keys=True)
+        """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
+        light = [self.runtime] if self.light_weights else []
+        told = json.dumps([to_plain(self.settings), self.temperatures, *light], sort_keys=True)
         digest = hashlib.sha256(told.encode())
         for name, tensor in sorted(self._tensors().items()):
             digest.update(name.encode())

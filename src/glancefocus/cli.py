@@ -120,8 +120,9 @@ def predict(
     batch_size
         Pictures looked at together.
     merge_batches
-        What is not sure looks on together with that of other batches, so that these stay full; the answers are the same. Unless
-        said otherwise this is done where there are several batches, without --draw and --deadline-ms.
+        What is not sure looks on together with that of other batches, so that these stay full; the answers are the same, but for
+        the rounding of --light-weights. Unless said otherwise this is done where there are several batches, without --draw and
+        --deadline-ms.
     max_pixels
         Refuse pictures with more pixels than this.
     """

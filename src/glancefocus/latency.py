@@ -33,6 +33,12 @@ class Latency:
     runtime: str | None = None
 
     @property
+    def words(self) -> str:
+        """Where and how it was measured."""
+        runtime = "" if self.runtime is None else f", {self.runtime}"
+        return f"{self.device}, {self.threads} threads, batch {self.batch_size}{runtime}"
+
+    @property
     def ms_after_look(self) -> tuple[float, ...]:
         """Leaving after look 1, 2, ... T, with the largest patches."""
         return tuple(itertools.accumulate([self.glance_ms, *(sizes[-1] for sizes in self.focus_ms)]))

@@ -34,7 +34,9 @@ def load(
     if runtime is not None:
         check_name(runtime)
     elif light_weights:
-        raise BadSetting("light weights are for a runtime that can read them. Name it: onnx or eager.")
+        raise BadSetting(
+            "light weights are for a runtime that can read them. Name it, too: onnx or eager (--runtime onnx)."
+        )
     path = Path(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):

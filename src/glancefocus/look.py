@@ -119,7 +119,7 @@ class Look:
             memory=self.memory[rows],
             policy_memory=_rows(self.policy_memory, rows),
             aim=None if self.aim is None else self.aim.keep(rows),
-            known_best=None,
+            known_best=self.known_best and (self.known_best[0][rows], self.known_best[1][rows]),
         )
 
     @staticmethod

@@ -74,7 +74,8 @@ class Stopping:
         if self.latency is None:
             raise BadBudget(
                 "no milliseconds were measured on this device with so many threads in this runtime. "
-                "Run `gf budget BUNDLE DATA --ms` on it (with the same --runtime and --threads), or give a budget in multiply-adds."
+                "Run `gf budget BUNDLE DATA --ms` on it (with the same --runtime, --light-weights and --threads), "
+                "or give a budget in multiply-adds."
             )
         return self.latency
 

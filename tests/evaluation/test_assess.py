@@ -95,12 +95,17 @@ def test_who_leaves_after_a_look_is_counted_with_how_right_they_are() -> None:
 
 
 def test_an_interval_is_that_of_so_many_right_and_wrong_answers() -> None:
-    assert with_interval({"accuracy": 1.0}, 50) == {"accuracy": 1.0, "accuracy_low": 1.0, "accuracy_high": 1.0}
     point = with_interval({"accuracy": 0.5}, 400)
-    # 1.96 deviations of sqrt(0.5 x 0.5 / 400) = 0.025
-    assert point["accuracy_low"] == pytest.approx(0.451, abs=0.005)
-    assert point["accuracy_high"] == pytest.approx(0.549, abs=0.005)
-    assert with_interval({"accuracy": 0.5}, 400) == point
+    # 1.96 deviations of sqrt(0.5 x 0.5 / 400) = 0.025, drawn towards the middle by z^2 / 400
+    assert point["accuracy_low"] == pytest.approx(0.4512, abs=1e-4)
+    assert point["accuracy_high"] == pytest.approx(0.5488, abs=1e-4)
+
+
+def test_no_mistake_among_so_many_images_is_not_no_mistake_ever() -> None:
+    point = with_interval({"accuracy": 1.0}, 1000)
+    assert point["accuracy_low"] == pytest.approx(1 / (1 + 1.959964**2 / 1000))  # Wilson's, in closed form: 99.62 %
+    assert point["accuracy_high"] == 1.0
+    assert with_interval({"accuracy": 0.0}, 4)["accuracy_high"] == pytest.approx(0.49, abs=0.01)
 
 
 def test_the_largest_patches_are_the_last_node_of_every_level() -> None:

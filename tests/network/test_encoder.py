@@ -22,6 +22,7 @@ BACKBONES = {
     "tf_efficientnet_lite0": (1280, 2, 1280),
     "convnext_atto": (320, 2, 320),
     "deit_tiny_patch16_224": (192, 4, 192),
+    "resnetv2_50": (2048, 2, 2048),  # its head is a convolution
     "test_vit": (64, 4, 64),
 }
 

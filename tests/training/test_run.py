@@ -445,9 +445,16 @@ def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: 
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(4):
             (tmp_path / "pets" / name / f"{number}.png").write_bytes(b"")
-    words = ["--backbone", "test_resnet", "--fit", "whole", "--check-files", "-o", str(tmp_path / "run")]
-    for more, said in ((["--height-px", "96"], True), ([], False)):
+    words = ["--check-files", "-o", str(tmp_path / "run")]
+    by_word = ["--backbone", "test_resnet", "--fit", "whole"]
+    by_preset = ["--preset", "gf-mini-48"]
+    for more, said in (
+        ([*by_word, "--height-px", "96"], True),
+        ([*by_preset, "--width-px", "96"], True),
+        ([*by_preset, "--fit", "stretch", "--width-px", "96"], False),
+        (by_word, False),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["train", str(tmp_path / "pets"), *words, *more])
         assert ended.value.code == 2  # none of them can be read
-        assert ("pictures keep their own size" in capsys.readouterr().err) == said
+        assert ("pictures keep their own size (fit is whole)" in capsys.readouterr().err) == said

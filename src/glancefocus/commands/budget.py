@@ -117,7 +117,8 @@ def _temperatures(records: Records, on: str) -> tuple[float, ...]:
     first, second = choosing_and_measuring(records, on)
     split = records.splits[first]
     rows = None if second is not None else halves(len(split))[0].tolist()
-    return fit_temperatures(records.bundle.net, split, rows=rows, workers=records.workers)
+    bundle = records.bundle
+    return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
 def _tables(bundle: Bundle, choice: Choice, unit: Any) -> tuple[LookTable, LookTable]:
@@ -156,6 +157,7 @@ def _result(
         "measured_on": choice.measuring_words,
         "on_these": with_interval(measuring.point(thresholds), len(measuring)),
         "device": None if bundle.latency_here() is None else bundle.latency_here().device,  # type: ignore[union-attr]
+        "runtime": bundle.runtime,
     }
 
 

@@ -23,13 +23,14 @@ def evaluate_bundle(
     latency: bool,
     batch_size: int,
     runtime: str | None,
+    light_weights: bool,
     threads: int | None,
     workers: int,
     max_bad_files: int,
     as_json: bool,
 ) -> None:
     """Measure, print, and write the report."""
-    bundle = load(folder, runtime=runtime, threads=threads, batch=batch_size)
+    bundle = load(folder, runtime=runtime, threads=threads, batch=batch_size, light_weights=light_weights)
     with progress_bars(quiet=as_json) as progress:
         records = Records(
             bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress

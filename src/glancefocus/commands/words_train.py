@@ -1,5 +1,6 @@
 """The words of `gf train`. Nothing heavy is imported before they are read."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -78,7 +79,8 @@ def train(
     width_px
         Width of the images that are looked at.
     fit
-        How pictures are brought to that size: crop, stretch, or whole: not at all, each is looked at as large as it is.
+        How pictures are brought to that size: crop or stretch. With whole they keep their own, and that size only stands for
+        it where costs and times are measured.
     flip
         Mirror images at random; --no-flip where left and right matter. Clips are not mirrored unless --flip says so.
     crop
@@ -145,11 +147,6 @@ def train(
         },
         assignments=setting,
     )
-    if fit == "whole" and (height_px or width_px) is not None and data not in WORLDS:
-        notice(
-            "with --fit whole pictures keep their own size; --height-px and --width-px only say at what size multiply-adds are "
-            "counted. Use --fit stretch to resize them."
-        )
     folder = output or default_output(data)
     if processes != 1:
         words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
@@ -158,4 +155,10 @@ def train(
             del words[at : at + 2]
         run_in_processes(words, processes, settings, folder)
         return
+    sized = height_px is not None or width_px is not None
+    if sized and settings.network.view.fit == "whole" and data not in WORLDS and os.environ.get("RANK", "0") == "0":
+        notice(
+            "pictures keep their own size (fit is whole): --height-px and --width-px only stand for it where costs and times are "
+            "measured. Use --fit stretch or --fit crop to resize them."
+        )
     run_training(settings, folder, as_json=json)

@@ -29,7 +29,7 @@ class ForcedExits(ExitRule):
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         # By numpy, so that a measurement is not slower than a look that compares one number.
         leaving = torch.from_numpy(self.exits[look.rows.numpy(force=True)] <= look.number)
-        return leaving.to(look.rows.device) if look.rows.is_cuda else leaving
+        return leaving if look.rows.device.type == "cpu" else leaving.to(look.rows.device)
 
 
 def forced_exits(exits: Sequence[int], looks: int) -> ForcedExits:

@@ -11,6 +11,7 @@ from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.rule import every_look
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_batch
 
 # Enough for one number a look; more would only hold more logits in memory.
@@ -28,17 +29,25 @@ class LogitsOfLooks:
 
 
 def fit_temperatures(
-    net: GlanceFocus, split: Split, *, rows: Sequence[int] | None = None, batch_size: int = 64, workers: int = 0
+    net: GlanceFocus | PartsNetwork,
+    split: Split,
+    *,
+    rows: Sequence[int] | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: torch.device | None = None,
 ) -> tuple[float, ...]:
-    """(T,) the temperature of each look that makes the true labels likeliest, on these rows; with patches of the largest size."""
+    """(T,) the temperature of each look that makes the true labels likeliest, on these rows; with patches of the largest size.
+
+    device  that the network is on; None: the CPU
+    """
     rows = range(len(split)) if rows is None else rows
     rows = rows[:: max(1, -(-len(rows) // MOST_IMAGES))]
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
-    device = next(net.parameters()).device
     recorder, labels = LogitsOfLooks(net.settings.looks), []
     with torch.inference_mode():
         for images, truth in scene_batches(split, net.settings.view, order, None, workers):
-            scene = as_batch(images.to(device), net.settings.view)
+            scene = as_batch(images if device is None else images.to(device), net.settings.view)
             run_looks(net, scene, every_look(net.settings.looks), net.policy, recorder)
             labels.append(truth)
     truth = torch.cat(labels)

@@ -15,6 +15,7 @@ from glancefocus.early_exit.rule import ExitRule
 from glancefocus.early_exit.score import Entropy, Value
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_batch
 
 Progress = Callable[[int, int], None]
@@ -54,14 +55,14 @@ def record_looks(
         for images, labels in scene_batches(
             split, bundle.settings.view, in_order(len(split), batch_size), None, workers
         ):
-            looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
+            looks = list(tree_of_looks(bundle.looking, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
                 progress(writer.done, len(split))
     return LookRecord.load(place)
 
 
-def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
+def tree_of_looks(net: GlanceFocus | PartsNetwork, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of patch sizes, with what the critic then expects (B,); level by level, each computed once.
 
     With one size that is simply every look.

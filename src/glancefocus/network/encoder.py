@@ -41,7 +41,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Encoding:
         features = self.backbone.forward_features(images)
-        vector = self.backbone.forward_head(features, pre_logits=True)
+        vector = self.backbone.forward_head(features, pre_logits=True).flatten(1)
         return Encoding(self._as_map(features, images.shape[-2:]), vector)
 
     def own_head(self, vector: Tensor) -> Tensor:
@@ -49,6 +49,8 @@ class Encoder(nn.Module):
         head = self.backbone.get_classifier()
         if isinstance(head, tuple):  # distilled transformers have two heads and answer with their mean
             return torch.stack([h(vector) for h in head]).mean(dim=0)
+        if isinstance(head, nn.Conv2d):  # of one pixel
+            return head(vector[:, :, None, None]).flatten(1)  # type: ignore[no-any-return]
         answer: Tensor = head(vector)
         return answer
 

@@ -29,8 +29,8 @@ class RuntimeOptions:
     """What a runtime can be told beyond its name.
 
     graphs         onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
-    light_weights  int8 weights where reading them takes the time. eager, onnx: in classifier and policy, see light_heads.py;
-                   onnx: in the encoders' last layers too, see few_places.py. Meant for small batches
+    light_weights  on a CPU: int8 weights where reading them takes the time. eager, onnx: in classifier and policy, see
+                   light_heads.py; onnx: in the encoders' last layers too, see few_places.py. Meant for small batches
     half           eager, compile on a GPU: half precision
     cuda_graphs    eager on a GPU: recorded for every bucket of batch sizes
     mode           compile: of torch.compile; reduce-overhead fills batches up to buckets
@@ -177,6 +177,11 @@ def _check_options(name: str, options: RuntimeOptions) -> None:
 
 def _runner(name: str, parts: Sequence[Part], cache: Cache, options: RuntimeOptions) -> Runner:
     device = next(parts[0].module.parameters()).device
+    if options.light_weights and device.type != "cpu":
+        raise BadSetting(
+            f"light weights are for processors, where reading weights takes the time, but the network is on {device}. "
+            "Leave them out, or load it with device='cpu'."
+        )
     if name == "eager":
         return EagerRunner(parts, half=options.half, cuda_graphs=options.cuda_graphs, light_heads=options.light_weights)
     if name == "compile":

@@ -19,6 +19,7 @@ class Runner(Protocol):
     """Who computes parts: the outputs of the part of this name (see network/parts.py), in order.
 
     Where there are logits among them, there may be two more at the end: the confidence and the answer of each row, see Look.best.
+    Inputs are not written to.
     """
 
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]: ...
@@ -151,6 +152,7 @@ def _best(outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _every_row(count: int, device: torch.device) -> Tensor:
+    """Of looks, which nobody writes to."""
     return torch.arange(count, device=device)
 
 
@@ -158,4 +160,4 @@ def _every_row(count: int, device: torch.device) -> Tensor:
 @torch.inference_mode(False)
 def _nothing_yet(count: int, units: int, device: torch.device) -> Tensor:
     """What a policy remembers before its first aim."""
-    return torch.zeros(count, units, device=device)
+    return torch.zeros(count, units, dtype=torch.float32, device=device)
