@@ -51,6 +51,10 @@ def test_every_runtime_gives_the_same_answers_after_the_same_looks(
     assert torch.equal(found.sure, expected.sure)
     assert torch.equal(found.patch_px, expected.patch_px)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.answer_after, expected.answer_after)
+    torch.testing.assert_close(
+        found.confidence_after.nan_to_num(), expected.confidence_after.nan_to_num(), rtol=1e-4, atol=1e-4
+    )
     torch.testing.assert_close(found.where.nan_to_num(), expected.where.nan_to_num(), rtol=1e-4, atol=1e-4)
 
 
