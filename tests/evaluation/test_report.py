@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from PIL import Image
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
+from glancefocus.evaluation.boxes import LookDrawn, looks_taken
 from glancefocus.evaluation.comparison import compare
 from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
 from glancefocus.evaluation.report import gallery_of, write_report
+from glancefocus.outcome import Outcome
 from glancefocus.settings import ViewSettings
 
 CURVE = [
@@ -128,6 +130,24 @@ def test_the_gallery_goes_from_the_glance_to_what_went_wrong(
             assert kind == "data:image/png;base64"
             image = Image.open(io.BytesIO(base64.b64decode(content)))
             assert min(image.size) >= 64
+
+
+def test_the_gallery_names_answers_and_colours_them_by_right_and_wrong(
+    small_bundle: Callable[..., Bundle], split: MemorySplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, drawn = small_bundle(), []
+
+    def noted(outcome: Outcome, row: int, boxes: Sequence[Any], truth: str) -> list[LookDrawn]:
+        drawn.append(looks_taken(outcome, row, boxes, truth))
+        return drawn[-1]
+
+    monkeypatch.setattr("glancefocus.evaluation.report.looks_taken", noted)
+    gallery = gallery_of(bundle, split, bundle.exit_rule(looks=3), each=12)
+    headings = [heading for heading, pictures in gallery for _ in pictures]
+    assert len(headings) == 12
+    for heading, looks in zip(headings, drawn, strict=True):
+        assert {look.label for look in looks} <= set(bundle.classes)
+        assert looks[-1].right == (heading != "answered wrongly")
 
 
 def test_the_chosen_point_says_how_right_those_are_that_leave_at_each_look(

@@ -5,6 +5,7 @@ import contextlib
 import html
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4
     with torch.inference_mode():
         seen = (as_batch(images.to(device), view) for images, _ in scene_batches(split, view, order))
         outcome = Outcome.join([look_until_sure(bundle.net, scene, rule) for scene in seen])
+    outcome = replace(outcome, classes=bundle.classes)  # drawings name them
     right = outcome.answer.cpu() == split.labels[:count]
     chosen: list[tuple[str, list[int]]] = []
     for looks in range(1, bundle.settings.looks + 1):
