@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from glancefocus.bundle import Bundle
 from glancefocus.evaluation.bench import Timing
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.made_up import make_up_weights
@@ -185,3 +188,30 @@ def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPat
         speed.ratio_table(rows).splitlines()[-1].startswith("| gf-resnet50-96 | onnx, light weights | 64 | 2 | 40.00")
     )
     assert "| 90.0 | 4.0 | 3.0 | 2.0 | 1.0 | 10.00 / 10.00 |" in speed.share_table(rows)
+
+
+def test_light_weights_are_measured_beside_float_ones(
+    small_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    light_accuracy = importlib.import_module("light_accuracy")
+    bundle = small_bundle()
+    bundle.save(tmp_path / "bundle")
+    colours = np.random.default_rng(0).integers(0, 256, (5, 3), dtype=np.uint8)
+    for name in bundle.classes:
+        (tmp_path / "data" / "test" / name).mkdir(parents=True)
+        for number, colour in enumerate(colours):
+            Image.new("RGB", (64, 64), tuple(colour.tolist())).save(tmp_path / "data" / "test" / name / f"{number}.png")
+    words = [str(tmp_path / "bundle"), str(tmp_path / "data"), "--name", "noise", "--runtime", "eager"]
+    light_accuracy.main([*words, "--write", str(tmp_path / "results.md")])
+    # The same pictures are in every class, so every answer is right once among them, however it is rounded.
+    share = f"{100 / len(bundle.classes):.2f}"
+    lines = (tmp_path / "results.md").read_text().splitlines()
+    for weights in ("| float |", "| int8 where heavy |"):
+        (row,) = [line for line in lines if line.startswith(weights)]
+        assert row.count(share) == bundle.settings.looks + 1
+    assert f"{5 * len(bundle.classes)} test images, runtime eager" in capsys.readouterr().out
+    assert len(list((tmp_path / "bundle-looks").iterdir())) == 2  # one record for each
