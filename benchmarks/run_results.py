@@ -75,11 +75,11 @@ def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
     return measured
 
 
-def chosen_of(result: dict[str, Any]) -> str:
+def chosen_of(result: dict[str, Any], run: str = "the run") -> str:
     """What the run's own thresholds achieve, and whether that can be told from the backbone."""
     chosen, backbone = result["chosen"], result["backbone_accuracy"]
     told = (
-        f"The thresholds that the run chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
+        f"The thresholds that {run} chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
         f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {result['backbone_macs'] / chosen['mean_macs']:.1f} times "
         "fewer than the backbone."
     )
@@ -112,7 +112,7 @@ def main() -> None:
     results = [measure(run) for run in options.runs]
     body = f"{options.about}\n\n{table_of(results, options.object)}\n\n{summary_of(results)} "
     body += f"Measured on {results[0]['images']:,} test images."
-    body += f"\n\n{chosen_of(results[0])}"
+    body += "\n\n" + chosen_of(results[0], "the run" if len(results) == 1 else "the first run")
     for point in shrunk(options.runs[0], options.shrunk_px) if options.shrunk_px else []:
         body += (
             f"\n\nThe same backbone on images shrunk to {point['px']} px: {100 * point['accuracy']:.1f} % with "
