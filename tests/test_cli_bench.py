@@ -1,6 +1,7 @@
 """`gf bench`: ratios for people and machines, one sentence for a mistake."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from glancefocus.bundle import Bundle
 from glancefocus.commands.bench import BenchAsked, preset_subject
+from glancefocus.evaluation.bench import Case, Subject, Timing, bench
 
 Run = Callable[..., Any]
 QUICK = ("--runtime", "eager", "--batch", 4, "--threads", 1, "--rounds", 1)
@@ -43,6 +45,24 @@ def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> 
     assert row["exits"] == [10, 6, 2, 2]
     assert row["mac_ratio"] == pytest.approx(5.92, abs=0.03)
     assert row["quotient"] == pytest.approx(row["time_ratio"] / row["mac_ratio"], rel=1e-9)
+
+
+def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def note(subject: Subject, case: Case, *, rounds: int, light_weights: bool) -> Timing:
+        measured.append((case.runtime, light_weights))
+        return bench(subject, replace(case, runtime="eager"), rounds=rounds, warm_up=0)
+
+    monkeypatch.setattr("glancefocus.commands.bench.bench", note)
+    words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--batch", 4, "--rounds", 1, "--json")
+    gf(*words)
+    assert [runtime for runtime, light in measured if light] == ["eager", "onnx"]
+    assert {runtime for runtime, light in measured if not light} >= {"plain", "eager", "onnx", "openvino"}
+    for more, light in (((), False), (("--light-weights",), True), (("--no-light-weights",), False)):
+        measured.clear()
+        gf(*words, "--runtime", "onnx", *more)
+        assert measured == [("onnx", light)]
 
 
 def test_people_get_two_tables(gf: Run, run_folder: Path) -> None:

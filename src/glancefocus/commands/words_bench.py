@@ -20,7 +20,7 @@ def bench(
     budget_macs: float | None = None,
     backbone: Path | None = None,
     light_policy: Annotated[bool, Parameter(negative="")] = False,
-    light_weights: Annotated[bool, Parameter(negative="")] = False,
+    light_weights: bool | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     rounds: int = 7,
     json: Json = False,
@@ -53,7 +53,8 @@ def bench(
     light_policy
         For presets: a small policy, 1x1 convolution to 32 channels, 256 units.
     light_weights
-        int8 weights in classifier and policy (eager, onnx) and in the encoders' last layers (onnx), for small batches.
+        int8 weights in classifier and policy (eager, onnx) and in the encoders' last layers (onnx), for small batches. Left out:
+        both with and without them where all runtimes are measured, and without them in runtimes that are named.
     setting
         For presets: name=value of the network, such as policy.units=128; may be given several times.
     rounds
