@@ -13,8 +13,9 @@ from typing import Any
 from results import machine, markdown_table, write_section
 
 from glancefocus.commands.bench import BenchAsked, bundle_subject, preset_subject
-from glancefocus.evaluation.bench import LIGHT_IN, Case, Subject, bench, images_needed, usual_cases
+from glancefocus.evaluation.bench import Subject, bench, images_needed, usual_cases
 from glancefocus.evaluation.time_shares import SHARES
+from glancefocus.runtimes.choose import runtime_words
 
 # (batch, threads): many images on two cores, and one on a phone.
 SETTINGS = ((64, 2), (1, 1))
@@ -42,18 +43,16 @@ def measure(named: dict[str, Subject], runtimes: list[str] | None, rounds: int) 
     rows = []
     for name, subject in named.items():
         device = next(subject.net.parameters()).device
-        names = dict.fromkeys(case.runtime for case in usual_cases(runtimes, [1], None, device))
         for batch, threads in SETTINGS:
-            for runtime in names:
-                for light in (False, True) if runtime in LIGHT_IN else (False,):
-                    timing = bench(subject, Case(runtime, batch, threads), rounds=rounds, light_weights=light)
-                    rows.append({"network": name, **timing.to_plain()})
-                    print(f"{name} {runtime} {batch} {timing.quotient:.2f}", file=sys.stderr)
+            for case in usual_cases(runtimes, [batch], threads, device):
+                timing = bench(subject, case, rounds=rounds)
+                rows.append({"network": name, **timing.to_plain()})
+                print(f"{name} {timing.runtime_words} {batch} {timing.quotient:.2f}", file=sys.stderr)
     return rows
 
 
 def runtime_of(row: dict[str, Any]) -> str:
-    return row["runtime"] + (", light weights" if row["light_weights"] else "")
+    return runtime_words(row["runtime"], light_weights=row["light_weights"])
 
 
 def ratio_table(rows: list[dict[str, Any]]) -> str:

@@ -50,8 +50,8 @@ def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> 
 def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def note(subject: Subject, case: Case, *, rounds: int, light_weights: bool) -> Timing:
-        measured.append((case.runtime, light_weights))
+    def note(subject: Subject, case: Case, *, rounds: int) -> Timing:
+        measured.append((case.runtime, case.light_weights))
         return bench(subject, replace(case, runtime="eager"), rounds=rounds, warm_up=0)
 
     monkeypatch.setattr("glancefocus.commands.bench.bench", note)

@@ -36,7 +36,7 @@ from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
+from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
@@ -130,8 +130,8 @@ class Bundle:
         """
         options = RuntimeOptions(light_weights=light_weights)
         self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
-        name = self.looking.runtime if isinstance(self.looking, PartsNetwork) else runtime
-        self.runtime = f"{name}, light weights" if light_weights else name
+        chosen = self.looking.runtime if isinstance(self.looking, PartsNetwork) else None
+        self.runtime = runtime_words(chosen or runtime, light_weights=light_weights)
         self.light_weights = light_weights
         return self
 

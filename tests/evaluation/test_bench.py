@@ -87,10 +87,11 @@ def test_light_weights_are_for_backbone_and_glancefocus_alike(
     bundle = small_bundle()
     subject = forced_subject(bundle.net, bundle.costs, [0.5, 0.25, 0.25], 20, torch.Generator().manual_seed(0))
     subject = replace(subject, accuracy=0.5, backbone_accuracy=0.5)
-    light = bench(subject, Case("eager", 10, 1), rounds=1, warm_up=0, light_weights=True)
+    light = bench(subject, Case("eager", 10, 1, light_weights=True), rounds=1, warm_up=0)
     assert light.light_weights
     assert light.accuracy is light.backbone_accuracy is None  # known of float weights only
-    plain = bench(subject, Case("plain", 10, 1), rounds=1, warm_up=0, light_weights=True)  # which has none
+    (case,) = usual_cases(["plain"], [10], 1, torch.device("cpu"), light_weights=True)  # which has none
+    plain = bench(subject, case, rounds=1, warm_up=0)
     assert not plain.light_weights
     assert plain.accuracy == 0.5
     assert opened == [

@@ -15,15 +15,7 @@ from glancefocus.commands.printing import output, progress_bars, say, tell_bad_f
 from glancefocus.costs import Costs
 from glancefocus.early_exit.forced import checked_shares, shares_within
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.evaluation.bench import (
-    LIGHT_IN,
-    Subject,
-    Timing,
-    bench,
-    forced_subject,
-    images_needed,
-    usual_cases,
-)
+from glancefocus.evaluation.bench import Subject, Timing, bench, forced_subject, images_needed, usual_cases
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.same_accuracy import subject_at_backbone_accuracy
 from glancefocus.evaluation.time_shares import SHARES
@@ -79,27 +71,15 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
                 "bundle or preset", network, PRESETS, "Name a bundle's folder, or a preset of `gf models`."
             )
         device = next(subject.net.parameters()).device
-        cases = [
-            (case, light)
-            for case in usual_cases(asked.runtimes, asked.batches, asked.threads, device)
-            for light in _weights(asked, case.runtime, device)
-        ]
+        cases = usual_cases(asked.runtimes, asked.batches, asked.threads, device, asked.light_weights)
         timings: list[Timing] = []
-        for case, light in cases:
+        for case in cases:
             progress("measuring", len(timings), len(cases))
-            timings.append(bench(subject, case, rounds=asked.rounds, light_weights=light))
+            timings.append(bench(subject, case, rounds=asked.rounds))
     if as_json:
         print(json.dumps([timing.to_plain() for timing in timings], indent=1))  # noqa: T201
         return
     _print(network, subject, timings)
-
-
-def _weights(asked: BenchAsked, runtime: str, device: torch.device) -> tuple[bool, ...]:
-    """Whether a runtime is measured with light weights: as asked; unasked both ways, where all runtimes are measured."""
-    if asked.light_weights is not None:
-        return (asked.light_weights,)
-    both = asked.runtimes is None and runtime in LIGHT_IN and device.type == "cpu"
-    return (False, True) if both else (False,)
 
 
 def preset_subject(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
@@ -201,10 +181,6 @@ def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
         say(told + ("" if subject.accuracy >= subject.backbone_accuracy else "; no thresholds make it as accurate"))
 
 
-def _runtime(timing: Timing) -> str:
-    return f"{timing.runtime}, light weights" if timing.light_weights else timing.runtime
-
-
 def _ratios(network: str, timings: Sequence[Timing]) -> Table:
     table = Table(
         title=f"{network} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
@@ -214,7 +190,7 @@ def _ratios(network: str, timings: Sequence[Timing]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for t in timings:
         table.add_row(
-            _runtime(t),
+            t.runtime_words,
             str(t.batch),
             str(t.threads),
             f"{t.backbone_ms:.2f} ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})",
@@ -233,5 +209,5 @@ def _shares(timings: Sequence[Timing]) -> Table:
         table.add_column(name, justify="right")
     for t in timings:
         shares = [f"{100 * t.shares[name]:.1f}" for name in SHARES]
-        table.add_row(_runtime(t), str(t.batch), *shares, " / ".join(f"{ms:.2f}" for ms in t.ms_per_look))
+        table.add_row(t.runtime_words, str(t.batch), *shares, " / ".join(f"{ms:.2f}" for ms in t.ms_per_look))
     return table

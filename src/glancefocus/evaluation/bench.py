@@ -18,7 +18,14 @@ from glancefocus.errors import BadSetting
 from glancefocus.evaluation.time_shares import time_shares
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.runtimes.choose import RuntimeOptions, installed, open_backbone, open_runtime, set_threads
+from glancefocus.runtimes.choose import (
+    RuntimeOptions,
+    installed,
+    open_backbone,
+    open_runtime,
+    runtime_words,
+    set_threads,
+)
 from glancefocus.runtimes.fastest import made_up_images
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
@@ -30,11 +37,15 @@ LEAST_IMAGES = 20
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a runtime, images looked at together, threads."""
+    """What is measured: a runtime, images looked at together, threads.
+
+    light_weights  int8 weights where reading them takes the time; the backbone has them, too
+    """
 
     runtime: str
     batch: int
     threads: int
+    light_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ class Timing:
     mac_ratio   how many times fewer multiply-adds than the backbone
     time_ratio  how many times less time, the median of the ratios within each round
     quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
+    light_weights  see Case
     exits       images that left after each look
     ms_per_look of an image that takes it, aim included
     shares      of the time, see time_shares.SHARES
@@ -84,31 +96,42 @@ class Timing:
     backbone_ms_high: float
     glancefocus_ms_low: float
     glancefocus_ms_high: float
-    light_weights: bool
+    light_weights: bool = False
     exits: list[int] = field(default_factory=list)
     ms_per_look: list[float] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
     accuracy: float | None = None
     backbone_accuracy: float | None = None
 
+    @property
+    def runtime_words(self) -> str:
+        return runtime_words(self.runtime, light_weights=self.light_weights)
+
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def usual_cases(
-    runtimes: Sequence[str] | None, batches: Sequence[int], threads: int | None, device: torch.device
+    runtimes: Sequence[str] | None,
+    batches: Sequence[int],
+    threads: int | None,
+    device: torch.device,
+    light_weights: bool | None = None,
 ) -> list[Case]:
     """Every runtime at every batch size; on one thread at batch 1, as on a phone, and otherwise on all cores, unless told.
 
-    runtimes  None: all that are installed; on a CPU without torch.compile, which takes minutes to begin
+    runtimes       None: all that are installed; on a CPU without torch.compile, which takes minutes to begin
+    light_weights  in runtimes that can; None: where all runtimes are measured both with and without them, otherwise without
     """
+    both = light_weights is None and runtimes is None and device.type == "cpu"
     if runtimes is None:
         runtimes = [name for name in installed(device) if name != "compile" or device.type == "cuda"]
     cores = os.cpu_count() or 1
     return [
-        Case(runtime, batch, threads if threads is not None else 1 if batch == 1 else cores)
+        Case(runtime, batch, threads if threads is not None else 1 if batch == 1 else cores, light)
         for runtime in runtimes
         for batch in batches
+        for light in ([False] if runtime not in LIGHT_IN else [False, True] if both else [bool(light_weights)])
     ]
 
 
@@ -119,20 +142,16 @@ def images_needed(batch: int) -> int:
     return batch * -(-LEAST_IMAGES // batch)
 
 
-def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2, light_weights: bool = False) -> Timing:
-    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
-
-    light_weights  int8 weights where reading them takes the time, in runtimes that can; the backbone has them too
-    """
+def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2) -> Timing:
+    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns."""
     _check_rounds(rounds, warm_up)
     threads_before = torch.get_num_threads()
-    light = light_weights and case.runtime in LIGHT_IN
     set_threads(case.threads)
     try:
-        options = RuntimeOptions(light_weights=light)
+        options = RuntimeOptions(light_weights=case.light_weights)
         net = open_runtime(subject.net, case.runtime, options=options)
         backbone = open_backbone(subject.backbone, case.runtime, options=options)
-        return bench_opened(subject, case, net, backbone, rounds=rounds, warm_up=warm_up, light_weights=light)
+        return bench_opened(subject, case, net, backbone, rounds=rounds, warm_up=warm_up)
     finally:
         torch.set_num_threads(threads_before)
 
@@ -145,7 +164,6 @@ def bench_opened(
     *,
     rounds: int = 7,
     warm_up: int = 2,
-    light_weights: bool = False,
 ) -> Timing:
     """The same with a network and a backbone that a runtime has opened already."""
     _check_rounds(rounds, warm_up)
@@ -159,12 +177,11 @@ def bench_opened(
     return Timing(
         **asdict(case),
         **summary(times, images, mac_ratio),
-        light_weights=light_weights,
         exits=looks,
         ms_per_look=ms_per_look,
         shares=shares,
-        accuracy=None if light_weights else subject.accuracy,
-        backbone_accuracy=None if light_weights else subject.backbone_accuracy,
+        accuracy=None if case.light_weights else subject.accuracy,
+        backbone_accuracy=None if case.light_weights else subject.backbone_accuracy,
     )
 
 

@@ -87,6 +87,11 @@ def open_runtime(
     )
 
 
+def runtime_words(name: str, *, light_weights: bool) -> str:
+    """A runtime as people read it, and as measured milliseconds are kept by."""
+    return f"{name}, light weights" if light_weights else name
+
+
 def open_backbone(
     net: GlanceFocus,
     name: str,

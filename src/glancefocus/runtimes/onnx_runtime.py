@@ -32,10 +32,10 @@ class OnnxRunner:
 
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
         session, names = self.sessions[part], self._inputs[part]
-        inputs = tuple(tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs)
+        inputs = tuple(tensor.detach().contiguous() for tensor in inputs)
         if self.device.type == "cuda":
             return self._on_gpu(session, names, inputs)
-        given = {name: tensor.detach().numpy() for name, tensor in zip(names, inputs, strict=True)}
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
         return [torch.from_numpy(output) for output in session.run(self._outputs[part], given)]
 
     def _on_gpu(self, session: Any, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Tensor]:
