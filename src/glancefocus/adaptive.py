@@ -30,6 +30,15 @@ class LookingNetwork(Protocol):
     def focus(self, look: Look, aim: Aim) -> Look: ...
 
 
+class LooksAtOnce(Protocol):
+    """`look_at_once` of a network that can take all looks at some scenes in one go, without coming back in between.
+
+    It gives what run_looks would with the network's own policy; None: not for this scene, or not by this rule.
+    """
+
+    def __call__(self, scene: Scene, exit_rule: ExitRule) -> Outcome | None: ...
+
+
 class Recorder(Protocol):
     """Who takes notes."""
 
@@ -97,8 +106,13 @@ def policy_for(net: LookingNetwork, exit_rule: ExitRule) -> Policy:
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:
     """The outcome of a scene. Rows that are sure leave the batch and stop costing anything.
 
+    A runtime may know how to go through the same loop by itself, see LooksAtOnce.
+
     policy  who aims; None: see policy_for
     """
+    at_once: LooksAtOnce | None = getattr(net, "look_at_once", None)
+    if policy is None and at_once is not None and (outcome := at_once(scene, exit_rule)) is not None:
+        return outcome
     recorder = OutcomeRecorder(exit_rule.looks)
     run_looks(net, scene, exit_rule, policy_for(net, exit_rule) if policy is None else policy, recorder)
     return recorder.finish(aims_first=exit_rule.score.needs_aim)

@@ -47,9 +47,14 @@ def shrink(images: Tensor, px: int, resize: GlanceResize = "antialias") -> Tenso
     resize  antialias: bilinear over the whole footprint of each new pixel. bicubic, bilinear: corners aligned, no antialiasing, as
             the paper's released models were trained.
     """
+    return resized(images, (px, px), resize)
+
+
+def resized(images: Tensor, size: tuple[int, int], resize: GlanceResize) -> Tensor:
+    """The whole of each image (B, C, H, W) at this (height, width), see shrink."""
     if resize == "antialias":
-        return F.interpolate(images, size=(px, px), mode="bilinear", align_corners=False, antialias=True)
-    return F.interpolate(images, size=(px, px), mode=resize, align_corners=True)
+        return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
+    return F.interpolate(images, size=size, mode=resize, align_corners=True)
 
 
 def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
@@ -150,6 +155,13 @@ class ImageBatch:
     @property
     def count(self) -> int:
         return int(self.images.shape[0] if self.rows is None else self.rows.shape[0])
+
+    @property
+    def lone_image(self) -> Tensor | None:
+        """The only image, (1, 3, H, W) normalised; None where there are several, or only what is looked at is normalised."""
+        if self.count != 1 or self.view is not None:
+            return None
+        return self.images if self.rows is None else self.images[self.rows]
 
     @property
     def whole(self) -> Tensor:

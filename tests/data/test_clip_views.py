@@ -70,10 +70,10 @@ def test_crops_are_those_of_tsm() -> None:
     assert places == even | {(x, y) for x in (29, 87) for y in (8, 24)}
 
 
-def test_all_frames_of_a_clip_are_cut_and_mirrored_alike(tmp_path: Path) -> None:
+def test_all_frames_of_a_clip_are_cut_mirrored_and_shifted_alike(tmp_path: Path) -> None:
     folder = frame_folder(tmp_path / "clip", frames=9)
     for seed in range(6):
-        clip = augmented_clip(folder, 3, SMALL, AugmentSettings(flip=True), seed)
+        clip = augmented_clip(folder, 3, SMALL, AugmentSettings(flip=True, shift_px=4), seed)
         assert torch.equal(clip[0], clip[1])
         assert torch.equal(clip[0], clip[2])
 

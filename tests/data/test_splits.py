@@ -1,6 +1,7 @@
 """Splits give the same batches to whoever reads them, and augment by the image's number and the seed alone."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, in_order, mix, shuffled
-from glancefocus.errors import BadData
+from glancefocus.errors import BadData, BadSetting
 from glancefocus.settings import ViewSettings
 
 SMALL = ViewSettings(fit="crop", height_px=16, width_px=24)
@@ -99,6 +100,40 @@ def test_flips_in_memory_follow_the_image_and_not_its_place(tmp_path: Path) -> N
     flipped = [torch.equal(one, other.flip(-1)) for one, other in zip(first, plain, strict=True)]
     assert 70 < sum(flipped) < 130  # half of 200
     assert next(iter(split.batches([order[0]], seed=6)))[0].ne(first).any()
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 12), (2, 3, 9, 12)], ids=["images", "clips"])
+def test_a_shift_is_a_crop_out_of_the_image_with_its_edge_repeated(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, *shape), dtype=torch.uint8, generator=generator)
+    split = MemorySplit(images, torch.zeros(60, dtype=torch.long), ViewSettings(fit="whole"), shift_px=2)
+    moved = next(split.pixel_batches([range(60)], seed=3))[0]
+    found = set()
+    for image, one in zip(images, moved, strict=True):
+        padded = np.pad(image.numpy(), [(0, 0)] * (len(shape) - 2) + [(2, 2), (2, 2)], mode="edge")
+        places = [(y, x) for y in range(5) for x in range(5)]
+        found.update(
+            place for place in places if np.array_equal(padded[..., place[0] :, place[1] :][..., :9, :12], one)
+        )
+    assert {y for y, _ in found} == {x for _, x in found} == {0, 1, 2, 3, 4}
+    assert len(found) > 12  # both axes for themselves
+    assert torch.equal(next(split.pixel_batches([range(60)]))[0], images)
+    assert torch.equal(next(split.pixel_batches([[7, 50]], seed=3))[0], moved[[7, 50]])
+    assert not torch.equal(next(split.pixel_batches([range(60)], seed=4))[0], moved)
+
+
+def test_files_are_shifted_as_images_in_memory_are(tmp_path: Path) -> None:
+    paths = files(tmp_path)
+    split = FileSplit(paths, torch.arange(6) % 2, SMALL, AugmentSettings(crop=1, flip=False, shift_px=3))
+    read, held = (next(iter(one.batches([range(6)], seed=7)))[0] for one in (split, split.in_memory()))
+    torch.testing.assert_close(read, held, rtol=0, atol=1e-5)
+    assert not torch.equal(read, next(iter(split.batches([range(6)])))[0])
+
+
+@pytest.mark.parametrize("wrong", [{"crop": 0.0}, {"crop": 1.5}, {"shift_px": -1}])
+def test_augmentation_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadSetting, match=f"{next(iter(wrong))} is .* but got"):
+        AugmentSettings(**wrong)
 
 
 def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:

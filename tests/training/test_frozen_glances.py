@@ -207,6 +207,7 @@ def test_a_stage_resumed_in_the_middle_of_an_epoch_ends_bit_for_bit_the_same(wor
         (AugmentSettings(crop=1.0, flip=True), "crop", False),
         (AugmentSettings(crop=1.0, flip=False), "crop", True),
         (AugmentSettings(crop=0.5, flip=False), "whole", True),
+        (AugmentSettings(crop=1.0, flip=False, shift_px=1), "whole", False),
     ],
 )
 def test_files_are_fixed_where_nothing_is_augmented(augment: AugmentSettings, fit: Any, fixed: bool) -> None:

@@ -29,6 +29,7 @@ def train(
     fit: Literal["crop", "stretch", "whole"] | None = None,
     flip: bool | None = None,
     crop: float | None = None,
+    shift_px: int | None = None,
     in_memory: bool | None = None,
     check_files: bool | None = None,
     max_bad_files: int | None = None,
@@ -85,6 +86,8 @@ def train(
         Mirror images at random; --no-flip where left and right matter. Clips are not mirrored unless --flip says so.
     crop
         Train on random parts of at least this share of the area; 1 turns it off.
+    shift_px
+        Move training images by up to so many pixels each way, the edge repeated; the built-in worlds' scenes, too.
     in_memory
         View all images once and hold them in memory.
     check_files
@@ -115,7 +118,8 @@ def train(
 
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
     view = {name: value for name, value in view.items() if value is not None}
-    augment = {name: value for name, value in {"flip": flip, "crop": crop}.items() if value is not None}
+    augment = {"flip": flip, "crop": crop, "shift_px": shift_px}
+    augment = {name: value for name, value in augment.items() if value is not None}
     settings = train_settings(
         data,
         preset=preset,

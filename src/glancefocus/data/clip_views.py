@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glancefocus.data.clips import Clip, read_clip
 from glancefocus.data.pictures import as_tensor
-from glancefocus.data.splits import AugmentSettings
+from glancefocus.data.splits import AugmentSettings, shifted
 from glancefocus.data.video_files import Limits
 from glancefocus.data.views import Picture, Placement, view_picture, view_tensor
 from glancefocus.errors import BadImage
@@ -72,7 +72,7 @@ def view_clip_tensor(clip: Tensor, frames: int, view: ViewSettings) -> tuple[Ten
 
 
 def augmented_clip(source: Path, frames: int, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
-    """Normalised frames (F, 3, H, W) from random places in time, all cut and mirrored alike, as TSM trains."""
+    """Normalised frames (F, 3, H, W) from random places in time, all cut, mirrored and shifted alike, as TSM trains."""
 
     def keep(picture: Image.Image) -> Tensor:
         draw = random.Random(seed)  # anew for each frame: the same choice for all of them
@@ -83,7 +83,7 @@ def augmented_clip(source: Path, frames: int, view: ViewSettings, augment: Augme
             image = normalise(as_tensor(resized), view)
         else:
             image, _ = view_picture(picture, view)
-        return image.flip(-1) if mirrored else image
+        return shifted(image.flip(-1) if mirrored else image, seed, augment.shift_px)
 
     return torch.stack(read_clip(source, frames, keep, seed=seed).frames)
 

@@ -28,7 +28,7 @@ class DataSettings:
     source         a folder, a CSV, or the name of a built-in world
     val_share      of the images of each class, held out where the data has no val/ of its own
     max_bad_files  so many unreadable files are listed and skipped; one more stops
-    in_memory      view the images once and hold them (no random crops then)
+    in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
     scenes         (train, val, test) of a built-in world
     signs, gestures  how their scenes are drawn
     """
@@ -68,7 +68,10 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
     frames  1 for images; more for clips of so many frames
     """
     if settings.source in WORLDS:
-        world = World(settings.source, settings.scenes, settings.world_seed, settings.signs, settings.gestures)
+        shift_px = settings.augment.shift_px
+        world = World(
+            settings.source, settings.scenes, settings.world_seed, settings.signs, settings.gestures, shift_px
+        )
         splits = dict(open_world(world, view, frames, progress))
         return Data(splits["train"], splits["val"], world_classes(settings.source), splits["test"])
     path, medium = Path(settings.source), medium_of(frames)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from glancefocus.data.pictures import as_tensor, read_picture
 from glancefocus.data.views import view_picture
-from glancefocus.errors import BadData, BadImage
+from glancefocus.errors import BadData, BadImage, BadSetting
 from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
@@ -54,10 +54,18 @@ class AugmentSettings:
     crop  a random part of at least this share of the area, resized to the view's size; 1 turns it off. Clips are cropped as TSM
           does, to parts of 1, 7/8, 3/4 or 0.66 of the side, the same for all frames, whatever the share
     flip  left and right
+    shift_px  moved by up to so many pixels up, down, left and right, the edge repeated; what there is to see may be cut off there
     """
 
     crop: float = 0.08
     flip: bool = True
+    shift_px: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.crop <= 1:
+            raise BadSetting(f"crop is a share of an image's area, above 0 and at most 1, but got {self.crop}.")
+        if self.shift_px < 0:
+            raise BadSetting(f"shift_px is a number of pixels, 0 for none, but got {self.shift_px}.")
 
 
 @dataclass
@@ -69,10 +77,11 @@ class MemorySplit:
     view: ViewSettings
     flip: bool = False
     boxes: Tensor | None = None
+    shift_px: int = 0
 
     @property
     def fixed(self) -> bool:
-        return not self.flip
+        return not self.flip and self.shift_px == 0
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -86,10 +95,14 @@ class MemorySplit:
         for indexes in order:
             rows = torch.as_tensor(list(indexes))
             images = self.images[rows]
-            if self.flip and seed is not None:
+            if seed is not None:
                 # By the image's number, not by its place in the order: a resumed epoch starts in the middle of it.
-                flipped = torch.tensor([mix(seed, index) >> 32 & 1 == 1 for index in rows.tolist()])
-                images[flipped] = images[flipped].flip(-1)
+                seeds = [mix(seed, index) for index in rows.tolist()]
+                if self.flip:
+                    flipped = torch.tensor([seed >> 32 & 1 == 1 for seed in seeds])
+                    images[flipped] = images[flipped].flip(-1)
+                if self.shift_px > 0:
+                    images = torch.stack([shifted(*one, self.shift_px) for one in zip(images, seeds, strict=True)])
             yield images, self.labels[rows]
 
 
@@ -106,7 +119,8 @@ class FileSplit:
 
     @property
     def fixed(self) -> bool:
-        return not self.augment.flip and (self.augment.crop >= 1 or self.view.fit == "whole")
+        cropped = self.augment.crop < 1 and self.view.fit != "whole"
+        return not cropped and not self.augment.flip and self.augment.shift_px == 0
 
     def __len__(self) -> int:
         return len(self.files)
@@ -130,7 +144,7 @@ class FileSplit:
             yield batch
 
     def in_memory(self, progress: Any = None) -> MemorySplit:
-        """The same images viewed once and held; only flips are left of the augmentation."""
+        """The same images viewed once and held; of the augmentation flips and shifts are left."""
         first = self._viewed(0)
         images = torch.empty(len(self), *first.shape, dtype=torch.uint8)
         for index in range(len(self)):
@@ -140,7 +154,7 @@ class FileSplit:
             images[index] = viewed
             if progress is not None:
                 progress(index + 1, len(self))
-        return MemorySplit(images, self.labels, self.view, self.augment.flip, self.boxes)
+        return MemorySplit(images, self.labels, self.view, self.augment.flip, self.boxes, self.augment.shift_px)
 
     def _reader(self) -> "Dataset[Batch | str]":
         """Reads one image, in a worker."""
@@ -215,7 +229,20 @@ def _augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSetting
             image: Tensor = normalise(crop(as_tensor(picture)), view)
         else:
             image, _ = view_picture(picture, view)
-        return v2.RandomHorizontalFlip()(image) if augment.flip else image
+        if augment.flip:
+            image = v2.RandomHorizontalFlip()(image)
+    return shifted(image, seed, augment.shift_px)
+
+
+def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:
+    """An image (..., H, W) moved by up to so many px either way on both axes; what comes into view repeats the edge."""
+    if most_px == 0:
+        return image
+    for axis in (-2, -1):
+        by = mix(seed, axis) % (2 * most_px + 1) - most_px
+        side = image.shape[axis]
+        image = image.index_select(axis, (torch.arange(side) - by).clamp(0, side - 1))
+    return image
 
 
 def _collate(rows: list[Batch | str]) -> Batch | str:

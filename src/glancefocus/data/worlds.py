@@ -17,13 +17,14 @@ WORLDS = ("signs", "gestures")
 
 @dataclass(frozen=True)
 class World:
-    """Which world, how many scenes of it (train, val, test), and how they are drawn."""
+    """Which world, how many scenes of it (train, val, test), how they are drawn, and by how much training may shift them."""
 
     name: str
     scenes: tuple[int, ...]
     seed: int
     signs: SignsSettings
     gestures: GesturesSettings
+    shift_px: int = 0
 
 
 def world_classes(name: str) -> tuple[str, ...]:
@@ -49,10 +50,10 @@ def open_world(
         told = None if progress is None else _named(progress, f"drawing {name} scenes")
         if of_clips:
             drawn = make_gestures(name, count, world.gestures, world.seed, progress=told)
-            yield name, MemorySplit(drawn.clips, drawn.labels, view, flip=False, boxes=drawn.boxes)
+            yield name, MemorySplit(drawn.clips, drawn.labels, view, boxes=drawn.boxes, shift_px=world.shift_px)
         else:
             made = make_signs(name, count, world.signs, world.seed, progress=told)
-            yield name, MemorySplit(made.images, made.labels, view, flip=False, boxes=made.boxes)
+            yield name, MemorySplit(made.images, made.labels, view, boxes=made.boxes, shift_px=world.shift_px)
 
 
 def _named(progress: Callable[[str, int, int], None], what: str) -> Callable[[int, int], None]:

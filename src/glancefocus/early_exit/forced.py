@@ -1,5 +1,6 @@
 """Exits that were decided beforehand, whatever anybody is sure of: for measuring time, where answers do not matter."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
 
 HALVINGS = 60
+LEAST = 1e-30
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class ForcedExits(ExitRule):
     """
 
     exits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def for_one_image(self) -> Sequence[float] | None:
+        if len(self.exits) != 1:
+            return None
+        # Below the smallest confidence there is from the look on after which the image leaves.
+        return [math.inf if look < self.exits[0] else LEAST for look in range(1, self.looks + 1)]
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         # By numpy, so that a measurement is not slower than a look that compares one number.

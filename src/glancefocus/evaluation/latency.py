@@ -3,13 +3,15 @@
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
+from glancefocus.early_exit.rule import every_look
 from glancefocus.errors import BadSetting
+from glancefocus.evaluation.time_shares import ms_of_looks_at_once, takes_all_looks_at_once
 from glancefocus.latency import Latency, device_name
 from glancefocus.look import Look
 
@@ -27,6 +29,9 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     images = torch.zeros(shape, device=bundle.device)
     if settings.frames == 1:
         images = images[:, 0].contiguous(memory_format=torch.channels_last)
+    if takes_all_looks_at_once(net, images, every_look(settings.looks)):
+        glance_ms, *focus_ms = ms_of_looks_at_once(net, images, settings.looks, repeats=repeats, warm_up=warm_up)
+        return _latency(bundle, batch_size, glance_ms, [(ms,) for ms in focus_ms])
     times: dict[tuple[int, int], list[float]] = {}
     with torch.inference_mode():
         for turn in range(warm_up + repeats):
@@ -41,12 +46,17 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
                 look = looks[-1]
     median = {key: 1000 * statistics.median(values) / batch_size for key, values in times.items()}
     sizes = range(len(settings.patch_px))
+    later = [tuple(median[look, size] for size in sizes) for look in range(2, settings.looks + 1)]
+    return _latency(bundle, batch_size, median[1, 0], later)
+
+
+def _latency(bundle: Bundle, batch_size: int, glance_ms: float, focus_ms: Sequence[tuple[float, ...]]) -> Latency:
     return Latency(
         device=device_name(bundle.device),
         threads=torch.get_num_threads(),
         batch_size=batch_size,
-        glance_ms=median[1, 0],
-        focus_ms=tuple(tuple(median[look, size] for size in sizes) for look in range(2, settings.looks + 1)),
+        glance_ms=glance_ms,
+        focus_ms=tuple(focus_ms),
         runtime=bundle.runtime,
     )
 

@@ -1,25 +1,38 @@
-"""Where the time of looking goes: encoders and classifier, policy, cutting patches out, resizing, and what is left for Python."""
+"""Where the time of looking goes: encoders and classifier, policy, cutting patches out, resizing, and what is left for Python.
 
+Where all looks at an image are one graph, the graph says what each of its nodes took.
+"""
+
+import itertools
+import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.adaptive import look_until_sure
-from glancefocus.early_exit.rule import ExitRule
+from glancefocus.early_exit.rule import ExitRule, every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
+from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.runtimes.eager import as_tuple
 from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.runtimes.one_graph import CUTTING, LEAVING, SHRINKING
+from glancefocus.runtimes.onnx_runtime import OnnxAllLooks
 from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import GlanceResize
 
 SHARES = ("encoder_and_classifier", "policy", "crop", "resize", "python")
 Clock = Callable[[], float]
+LEAST_REPEATS = 9  # a look is the difference of two times
 
 
 class Stopwatch:
@@ -53,6 +66,10 @@ class TimedScene:
     @property
     def frames(self) -> int:
         return frames_of(self.scene)
+
+    @property
+    def lone_image(self) -> Tensor | None:
+        return getattr(self.scene, "lone_image", None)
 
     def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
         seen: Tensor = self.watch.time("resize", lambda: self.scene.glance(px, resize))
@@ -128,6 +145,11 @@ def time_shares(
 
     The shares and the looks are measured in passes of their own, so that one measurement is no part of the other.
     """
+    if takes_all_looks_at_once(net, batches[0], rules[0]):
+        assert isinstance(net, PartsNetwork)
+        shares = _shares_at_once(net, batches, rules, rounds, clock)
+        repeats = max(rounds, LEAST_REPEATS)
+        return shares, ms_of_looks_at_once(net, batches[0], rules[0].looks, repeats=repeats, warm_up=1, clock=clock)
     watch, looking = Stopwatch(clock), Stopwatch(clock)
     parts = with_timed_parts(net, watch)
     plain = net if isinstance(net, PartsNetwork) else with_timed_parts(net, Stopwatch(clock))
@@ -145,3 +167,67 @@ def time_shares(
     shares = {name: watch.seconds[name] / whole for name in SHARES[:-1]}
     shares["python"] = 1 - sum(shares.values())
     return shares, [1000 * looking.seconds[look] / looks.rows[look] for look in sorted(looks.rows)]
+
+
+def takes_all_looks_at_once(net: Any, images: Tensor, rule: ExitRule) -> bool:
+    """Whether the network goes through the loop by itself, see adaptive.LooksAtOnce."""
+    at_once = getattr(net, "look_at_once", None)
+    with torch.inference_mode():
+        return at_once is not None and at_once(as_scene(images), rule) is not None
+
+
+def _shares_at_once(
+    net: PartsNetwork, batches: Sequence[Tensor], rules: Sequence[ExitRule], rounds: int, clock: Clock
+) -> dict[str, float]:
+    """The same where all looks are one graph, by what it notes of its nodes.
+
+    Taking notes takes time, so that looking is timed without them; what the graph took beyond its other nodes is the encoders'.
+    """
+    watch = Stopwatch(clock)
+    assert net.at_once is not None
+    run = net.at_once.run
+    assert isinstance(run, OnnxAllLooks)
+
+    def timed(*inputs: NDArray[np.float32]) -> Sequence[Any] | None:
+        outputs: Sequence[Any] | None = watch.time("graph", lambda: run(*inputs))
+        return outputs
+
+    looking = PartsNetwork(net.settings, net.run, {}, 0, at_once=AtOnce(net.settings, timed))
+    with tempfile.TemporaryDirectory(prefix="glancefocus-profile-") as folder, torch.inference_mode():
+        noting = run.profiled(Path(folder) / "looks")
+        noted = PartsNetwork(net.settings, net.run, {}, 0, at_once=AtOnce(net.settings, noting))
+        for _ in range(rounds):
+            for images, rule in zip(batches, rules, strict=True):
+                scene = TimedScene(as_scene(images), watch)
+                watch.time("all", lambda scene=scene, rule=rule: look_until_sure(looking, scene, rule))  # type: ignore[misc]
+                look_until_sure(noted, as_scene(images), rule)
+        seconds = watch.seconds
+        for node, spent in noting.seconds_of_nodes():
+            seconds[_purpose(node)] += spent
+    seconds["python"] += seconds["all"] - seconds["graph"]
+    shares = {name: seconds[name] / seconds["all"] for name in SHARES[1:]}
+    return {"encoder_and_classifier": 1 - sum(shares.values()), **shares}
+
+
+def _purpose(node: str) -> str:
+    """Which of SHARES a node of the graph of all looks is for. The runtime's own nodes, which change layouts, are the encoders'."""
+    part = node.removeprefix("fused ").partition("/")[0]
+    if part.startswith("aim_"):
+        return "policy"
+    return {SHRINKING: "resize", CUTTING: "crop", LEAVING: "python"}.get(part, "encoder_and_classifier")
+
+
+def ms_of_looks_at_once(
+    net: Any, images: Tensor, looks: int, *, repeats: int, warm_up: int, clock: Clock = time.perf_counter
+) -> list[float]:
+    """The median milliseconds of each look where they are taken in one go: by how much one more look takes longer."""
+    times: dict[int, list[float]] = {count: [] for count in range(1, looks + 1)}
+    with torch.inference_mode():
+        for turn in range(warm_up + repeats):
+            for count, noted in times.items():
+                started = clock()
+                look_until_sure(net, as_scene(images), every_look(count))
+                if turn >= warm_up:
+                    noted.append(1000 * (clock() - started))
+    until = [0.0, *(statistics.median(noted) for noted in times.values())]
+    return [max(later - earlier, 0.0) for earlier, later in itertools.pairwise(until)]

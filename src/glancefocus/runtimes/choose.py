@@ -12,13 +12,16 @@ from torch import Tensor
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
+from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.runtimes.compiled import CompiledRunner
 from glancefocus.runtimes.eager import EagerRunner, as_tuple
 from glancefocus.runtimes.fastest import Looking, made_up_images, measure, recall, remember, situation
 from glancefocus.runtimes.graphs import Cache, graphs_in, graphs_of
 from glancefocus.runtimes.network import PartsNetwork, Runner
-from glancefocus.runtimes.onnx_runtime import OnnxRunner, onnx_has_gpu
+from glancefocus.runtimes.one_graph import fits_one_graph
+from glancefocus.runtimes.onnx_runtime import OnnxAllLooks, OnnxRunner, onnx_has_gpu
 from glancefocus.runtimes.openvino_runtime import OpenVinoRunner
+from glancefocus.settings import NetworkSettings
 
 RUNTIMES = ("plain", "eager", "compile", "onnx", "openvino")
 AUTO = "auto"
@@ -82,9 +85,18 @@ def open_runtime(
     parts = take_apart(net)
     if name in ("onnx", "openvino"):
         parts = [with_best(part) for part in parts]
-    return PartsNetwork(
-        net.settings, _runner(name, parts, cache, options), net.policy.map_sides, net.policy.gru.hidden_size, name
-    )
+    run, units = _runner(name, parts, cache, options), net.policy.gru.hidden_size
+    # Without a cache the graphs are gone by the time that somebody looks at a single image.
+    kept = cache is not None or options.graphs is not None
+    at_once = _at_once(run, net.settings, units) if kept and fits_one_graph(net.settings) else None
+    return PartsNetwork(net.settings, run, net.policy.map_sides, units, name, at_once)
+
+
+def _at_once(run: Runner, settings: NetworkSettings, policy_units: int) -> AtOnce | None:
+    """Who takes all looks at a single image, where the runtime has graphs with loops."""
+    if not isinstance(run, OnnxRunner) or run.device.type != "cpu":
+        return None
+    return AtOnce(settings, OnnxAllLooks(run.graphs, settings, policy_units, run.threads))
 
 
 def runtime_words(name: str, *, light_weights: bool) -> str:

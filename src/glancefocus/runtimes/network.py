@@ -7,10 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from glancefocus.early_exit.rule import ExitRule
 from glancefocus.look import Aim, Look, padded_alike, rows_by_size
 from glancefocus.network.glance_focus import check_frames
 from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.network.policy import one_hot
+from glancefocus.outcome import Outcome
+from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings
 
@@ -31,6 +34,7 @@ class PartsNetwork:
     map_sides     {px: side of the map} for the glance and for every patch size
     policy_units  of the policy's memory
     runtime       the runner's name
+    at_once       who takes all looks at a single image in one go; None: nobody
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class PartsNetwork:
         map_sides: dict[int, int],
         policy_units: int,
         runtime: str | None = None,
+        at_once: AtOnce | None = None,
     ) -> None:
         self.settings = settings
+        self.at_once = at_once
         self.runtime = runtime
         self.run = run
         self.policy = PartsPolicy(settings, run, map_sides, policy_units)
@@ -64,6 +70,10 @@ class PartsNetwork:
             memory=memory,
             known_best=_best(best),
         )
+
+    def look_at_once(self, scene: Scene, exit_rule: ExitRule) -> Outcome | None:
+        """See adaptive.LooksAtOnce."""
+        return None if self.at_once is None else self.at_once.look(scene, exit_rule)
 
     def focus(self, look: Look, aim: Aim) -> Look:
         px = aim.patch_px

@@ -1,13 +1,19 @@
 """Parts as ONNX graphs, run by ONNX Runtime."""
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.runtimes.one_graph import INPUTS, OUTPUTS, one_graph
+from glancefocus.settings import NetworkSettings
 
 
 class OnnxRunner:
@@ -22,11 +28,9 @@ class OnnxRunner:
         self, graphs: Mapping[str, Path], *, device: torch.device | None = None, threads: int | None = None
     ) -> None:
         self.device = torch.device("cpu") if device is None else device
-        self._onnxruntime = _import(self.device)
-        self.sessions = {
-            part: self._open(file, torch.get_num_threads() if threads is None else threads)
-            for part, file in graphs.items()
-        }
+        self.graphs = dict(graphs)
+        self.threads = torch.get_num_threads() if threads is None else threads
+        self.sessions = {part: open_session(file, self.device, self.threads) for part, file in graphs.items()}
         self._inputs = {part: [v.name for v in session.get_inputs()] for part, session in self.sessions.items()}
         self._outputs = {part: [v.name for v in session.get_outputs()] for part, session in self.sessions.items()}
 
@@ -50,26 +54,85 @@ class OnnxRunner:
         session.run_with_iobinding(binding)
         return [torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()) for value in binding.get_outputs()]
 
-    def _open(self, file: Path, threads: int) -> Any:
-        onnxruntime = self._onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3  # errors
-        # Threads that spin while they wait would take the cores that resizing, cropping and the loop need.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if self.device.type == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": self.device.index or 0}))
+
+class OnnxAllLooks:
+    """The graph of all looks, see one_graph.py. It is put together and opened when somebody first looks at a single image.
+
+    graphs   {part: file}, which must still be there then
+    threads  for the graph
+    profile  where to write what each node takes, beginning with this; None: nowhere
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Path],
+        settings: NetworkSettings,
+        policy_units: int,
+        threads: int,
+        profile: Path | None = None,
+    ) -> None:
+        self.graphs = dict(graphs)
+        self.settings = settings
+        self.policy_units = policy_units
+        self.threads = threads
+        self.profile = profile
+
+    def profiled(self, file: Path) -> "OnnxAllLooks":
+        """The same, which takes notes of its time, see seconds_of_nodes."""
+        return OnnxAllLooks(self.graphs, self.settings, self.policy_units, self.threads, file)
+
+    @functools.cached_property
+    def session(self) -> Any:
+        """None where the parts cannot be put together, or are not there any more."""
         try:
-            return onnxruntime.InferenceSession(str(file), options, providers=providers)
-        except Exception as error:  # ONNX Runtime raises classes of its own, which it does not make public
-            if "pybind11_state" not in type(error).__module__:
-                raise
-            raise BadSetting(
-                f"{file} is not a graph that ONNX Runtime can run ({str(error).splitlines()[0]}). Delete it or export it again."
-            ) from None
+            model = one_graph(self.graphs, self.settings, self.policy_units)
+        except (BadSetting, OSError):
+            return None
+        return open_session(model.SerializeToString(), torch.device("cpu"), self.threads, self.profile)
+
+    def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
+        if self.session is None:
+            return None
+        outputs: Sequence[Any] = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
+        return outputs
+
+    def seconds_of_nodes(self) -> list[tuple[str, float]]:
+        """(name, seconds) of every node each time that it was run, but not of those that run others. Ends the profile."""
+        events = json.loads(Path(self.session.end_profiling()).read_text(encoding="utf-8"))
+        ending = "_kernel_time"
+        return [
+            (str(event["name"]).removesuffix(ending), 1e-6 * float(event["dur"]))
+            for event in events
+            if event["name"].endswith(ending) and event["args"]["op_name"] not in ("Loop", "If")
+        ]
+
+
+def open_session(graph: Path | bytes, device: torch.device, threads: int, profile: Path | None = None) -> Any:
+    """A session for a graph: a file, or what would be in one."""
+    onnxruntime = _import(device)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3  # errors
+    # Threads that spin while they wait would take the cores that resizing, cropping and the loop need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
+    try:
+        return onnxruntime.InferenceSession(
+            graph if isinstance(graph, bytes) else str(graph), options, providers=providers
+        )
+    except Exception as error:  # ONNX Runtime raises classes of its own, which it does not make public
+        if "pybind11_state" not in type(error).__module__:
+            raise
+        name = "the graph of all looks" if isinstance(graph, bytes) else graph
+        raise BadSetting(
+            f"{name} is not a graph that ONNX Runtime can run ({str(error).splitlines()[0]}). Delete it or export it again."
+        ) from None
 
 
 def _import(device: torch.device) -> Any:

@@ -1,0 +1,91 @@
+"""Takes all looks at a single image by one run of one graph: between looks there is nothing left to wait for."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.outcome import Outcome
+from glancefocus.scene import Scene, resized
+from glancefocus.settings import GlanceResize, NetworkSettings
+
+# An image that is resized by products as they are, most of whose factors are 0: up to so many multiply-adds that is the fastest.
+MOST_SHRINKING_MACS = 1 << 25
+
+
+class AllLooks(Protocol):
+    """Who runs the graph: its outputs in order, given its inputs in order, see one_graph.py; None where it cannot be opened."""
+
+    def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None: ...
+
+
+class AtOnce:
+    """All looks at a scene of one image, of a network that fits one graph."""
+
+    def __init__(self, settings: NetworkSettings, run: AllLooks) -> None:
+        self.settings = settings
+        self.run = run
+        self.most_looks = settings.looks if settings.classifier == "cascaded" else None
+
+    def look(self, scene: Scene, rule: ExitRule) -> Outcome | None:
+        """None where the scene is of several images, or the rule looks at more than their confidence."""
+        image: Tensor | None = getattr(scene, "lone_image", None)
+        thresholds = rule.for_one_image()
+        if image is None or thresholds is None or not self._takes(image, len(thresholds)):
+            return None
+        pixels: NDArray[np.float32] = image.contiguous().numpy()
+        outputs = self.run(*self._glance(scene, pixels), pixels, np.array(thresholds, np.float32))
+        return None if outputs is None else outcome_of(outputs, thresholds, self.settings.patch_px[0])
+
+    def _takes(self, image: Tensor, looks: int) -> bool:
+        large_enough = min(image.shape[-2:]) >= self.settings.patch_px[0]
+        return large_enough and image.dtype == torch.float32 and (self.most_looks is None or looks <= self.most_looks)
+
+    def _glance(self, scene: Scene, pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """What the graph makes the glance of: the image, or, of a large one, the glance."""
+        px, resize = self.settings.glance_px, self.settings.glance_resize
+        if pixels.size * px > MOST_SHRINKING_MACS:
+            pixels = scene.glance(px, resize).contiguous().numpy()
+        height, width = pixels.shape[-2:]
+        return pixels, shrinking(height, px, resize), shrinking(width, px, resize, across=True)
+
+
+@functools.lru_cache(maxsize=32)
+def shrinking(side: int, px: int, resize: GlanceResize, *, across: bool = False) -> NDArray[np.float32]:
+    """(px, side) with which a column of pixels is multiplied to be resized; across: (side, px), by which a row is."""
+    if side == px:
+        return np.eye(px, dtype=np.float32)
+    with torch.inference_mode():
+        matrix: NDArray[np.float32] = resized(torch.eye(side)[None, None], (px, side), resize)[0, 0].numpy()
+    return np.ascontiguousarray(matrix.T) if across else matrix
+
+
+def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: int) -> Outcome:
+    """What the graph's outputs say, as the loop's recorder would have written it down. Of so few numbers lists are the fastest."""
+    logits, answer, confidence, answers, confidences, where = outputs
+    answered, sureness = (
+        [*answer.tolist(), *answers.ravel().tolist()],
+        [*confidence.tolist(), *confidences.ravel().tolist()],
+    )
+    looks, most = len(answered), len(thresholds)
+    left = most - looks
+    threshold = np.float32(thresholds[looks - 1])
+    sure = bool(sureness[-1] > threshold) and (looks < most or threshold > 0)  # see ExitRule
+    aimed_at = [*where.reshape(-1, 2).tolist(), *([[math.nan, math.nan]] * left)]
+    return Outcome(
+        answer=torch.tensor(answered[-1:]),
+        confidence=torch.tensor(sureness[-1:], dtype=torch.float32),
+        looks=torch.tensor([looks]),
+        sure=torch.tensor([sure]),
+        logits=torch.from_numpy(logits),
+        where=torch.tensor(aimed_at, dtype=torch.float32).reshape(1, most - 1, 2),
+        patch_px=torch.tensor([[patch_px] * (looks - 1) + [0] * left], dtype=torch.int64),
+        answer_after=torch.tensor([answered + [-1] * left]),
+        confidence_after=torch.tensor([sureness + [math.nan] * left], dtype=torch.float32),
+    )

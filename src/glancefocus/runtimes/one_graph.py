@@ -1,0 +1,242 @@
+"""All looks at one image as one ONNX graph: the loop is inside, and ends as soon as the image is sure.
+
+    seen           (1, 3, h, w)     what the glance is made of: the image, or a glance already
+    rows, columns  (px, h), (w, px) the glance is rows x seen x columns: resizing is a product on either side
+    images         (1, 3, H, W)     what patches are cut out of
+    thresholds     (T,)             one for each look that may be taken
+    ->
+    logits         (1, classes)     after the last look that was taken
+    answer, confidence              (1,) after the glance
+    answers, confidences            (K, 1) after each of the K focus looks
+    where                           (K, 1, 2) of each of them
+
+It is put together from the graphs of the parts (see network/parts.py), with whatever weights these have. Names of nodes begin with
+what they are for, so that a profile tells where the time goes: the name of a part, or one of SHRINKING, CUTTING, LEAVING.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.network.parts import aim_part, answer_part
+from glancefocus.settings import NetworkSettings
+
+SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
+INPUTS = ("seen", "rows", "columns", "images", "thresholds")
+OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
+
+
+def fits_one_graph(settings: NetworkSettings) -> bool:
+    """Images, in patches of one size: what the graph is for."""
+    return settings.looks > 1 and settings.frames == 1 and len(settings.patch_px) == 1
+
+
+def one_graph(files: Mapping[str, Path], settings: NetworkSettings, policy_units: int) -> Any:
+    """The ModelProto of all looks.
+
+    files  {part: graph}, of parts that say how sure they are (see network/parts.py: with_best)
+    """
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        raise MissingExtra("onnx", "export") from None
+    parts = {name: onnx.load(file) for name, file in files.items()}
+    graph = _Composer(onnx, parts, settings, policy_units).all_looks()
+    versions = {entry.domain: entry.version for part in parts.values() for entry in part.opset_import}
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    )
+    model.ir_version = max(part.ir_version for part in parts.values())
+    return model
+
+
+class _Composer:
+    """Puts the graphs of parts into others. Tensors of a part begin with its name, so that no two are called alike."""
+
+    def __init__(self, onnx: Any, parts: Mapping[str, Any], settings: NetworkSettings, policy_units: int) -> None:
+        self.onnx = onnx
+        self.types = onnx.TensorProto
+        self.parts = parts
+        self.settings = settings
+        self.units = policy_units
+
+    def all_looks(self) -> Any:
+        types, px, side = self.types, self.settings.patch_px[0], self.settings.glance_px
+        nodes, weights = self._part("glance", {"glances": "glances"})
+        nodes = [
+            self._node(SHRINKING, "MatMul", ["seen", "columns"], ["narrow"]),
+            self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
+            *nodes,
+            self._node(CUTTING, "Shape", ["images"], ["image_hw"], start=2),
+            self._node(CUTTING, "Sub", ["image_hw", "patch_hw"], ["room_px"]),
+            self._node(CUTTING, "Cast", ["room_px"], ["room"], to=types.FLOAT),
+            self._node(LEAVING, "Shape", ["thresholds"], ["looks"]),
+            self._node(LEAVING, "Sub", ["looks", "the_glance"], ["focus_looks"]),
+            self._node(LEAVING, "Squeeze", ["focus_looks"], ["most"]),
+            *self._unsure("glance/confidence", "none_yet", "unsure"),
+            self._node(
+                LEAVING,
+                "Loop",
+                ["most", "unsure", "glance/logits", "glance/memory", "glance/map", "no_policy_memory"],
+                ["logits", "last_memory", "last_map", "last_policy_memory", "answers", "confidences", "where"],
+                body=self._look(),
+            ),
+            self._node(LEAVING, "Identity", ["glance/answer"], ["answer"]),
+            self._node(LEAVING, "Identity", ["glance/confidence"], ["confidence"]),
+        ]
+        weights += [
+            self._constant("patch_hw", [px, px], "int64"),
+            self._constant("the_glance", [1], "int64"),
+            self._constant("none_yet", 0, "int64"),
+            self._constant("no_policy_memory", [[0.0] * self.units], "float32"),
+        ]
+        inputs = [
+            self._value("seen", types.FLOAT, [1, 3, "seen_height", "seen_width"]),
+            self._value("rows", types.FLOAT, [side, "seen_height"]),
+            self._value("columns", types.FLOAT, ["seen_width", side]),
+            self._value("images", types.FLOAT, [1, 3, "height", "width"]),
+            self._value("thresholds", types.FLOAT, ["looks"]),
+        ]
+        one, each = [1], ["focused", 1]
+        shapes: list[list[Any]] = [[1, "classes"], one, one, each, each, [*each, 2]]
+        outputs = [
+            self._value(name, types.INT64 if name.startswith("answer") else types.FLOAT, shape)
+            for name, shape in zip(OUTPUTS, shapes, strict=True)
+        ]
+        return self.onnx.helper.make_graph(nodes, "looks", inputs, outputs, initializer=weights)
+
+    def _look(self) -> Any:
+        """The body of the loop: aim, cut the patch out, look at it, and say whether to go on."""
+        types = self.types
+        aim, aim_weights = self._aim()
+        cut, cut_weights = self._patch()
+        focus, focus_weights = self._focus()
+        leave = [
+            self._node(LEAVING, "Add", ["number", "one_more"], ["focused"]),
+            *self._unsure("confidence_after", "focused", "go_on"),
+        ]
+        inputs = [
+            self._value("number", types.INT64, []),
+            self._value("still_unsure", types.BOOL, []),
+            *(self._value(name, types.FLOAT) for name in ("logits_before", "memory", "map", "policy_memory")),
+        ]
+        outputs = [
+            self._value("go_on", types.BOOL, []),
+            *(self._value(name, types.FLOAT) for name in ("logits_after", "memory_after", "map_after")),
+            self._value("policy_memory_after", types.FLOAT),
+            self._value("answer_after", types.INT64, [1]),
+            self._value("confidence_after", types.FLOAT, [1]),
+            self._value("aimed_at", types.FLOAT, [1, 2]),
+        ]
+        return self.onnx.helper.make_graph(
+            [*aim, *cut, *focus, *leave],
+            "look",
+            inputs,
+            outputs,
+            initializer=[*aim_weights, *cut_weights, *focus_weights, self._constant("one_more", 1, "int64")],
+        )
+
+    def _patch(self) -> tuple[list[Any], list[Any]]:
+        """Cut out where the policy aims, as scene.top_left: at floor(where x room), the product in float32."""
+        nodes = [
+            self._node(CUTTING, "Clip", ["aimed_at", "zero", "one"], ["share"]),
+            self._node(CUTTING, "Mul", ["share", "room"], ["start_px"]),
+            self._node(CUTTING, "Floor", ["start_px"], ["first_px"]),
+            self._node(CUTTING, "Cast", ["first_px"], ["first"], to=self.types.INT64),
+            self._node(CUTTING, "Reshape", ["first", "pair"], ["start"]),
+            self._node(CUTTING, "Add", ["start", "patch_hw"], ["end"]),
+            self._node(CUTTING, "Slice", ["images", "start", "end", "hw"], ["patches"]),
+        ]
+        weights = [
+            self._constant("zero", 0, "float32"),
+            self._constant("one", 1, "float32"),
+            self._constant("pair", [2], "int64"),
+            self._constant("hw", [2, 3], "int64"),
+        ]
+        return nodes, weights
+
+    def _aim(self) -> tuple[list[Any], list[Any]]:
+        """By the map of the glance first, then by that of the patch before."""
+        given = {"map": "map", "policy_memory": "policy_memory"}
+        made = {"where": "aimed_at", "policy_memory_after": "policy_memory_after"}
+        sizes = [self.settings.glance_px, self.settings.patch_px[0]]
+        if self.settings.looks == 2 or sizes[0] == sizes[1]:
+            return self._part(aim_part(sizes[0]), given | made)
+        return self._chosen([aim_part(px) for px in sizes], given, made)
+
+    def _focus(self) -> tuple[list[Any], list[Any]]:
+        answered = {"logits": "logits_after", "confidence": "confidence_after", "answer": "answer_after"}
+        if self.settings.classifier != "cascaded":
+            given = {"patches": "patches", "memory": "memory"}
+            return self._part("focus", given | {"memory_after": "memory_after", "map": "map_after"} | answered)
+        nodes, weights = self._part("focus", {"patches": "patches", "vector": "vector", "map": "map_after"})
+        nodes.append(self._node("focus", "Concat", ["memory", "vector"], ["memory_after"], axis=1))
+        answers = [answer_part(look) for look in range(2, self.settings.looks + 1)]
+        more_nodes, more_weights = self._chosen(answers, {"memory": "memory_after"}, answered)
+        return nodes + more_nodes, weights + more_weights
+
+    def _unsure(self, confidence: str, number: str, result: str) -> list[Any]:
+        """Not above the threshold of the look of this number."""
+        return [
+            self._node(LEAVING, "Gather", ["thresholds", number], [f"{result}/threshold"]),
+            self._node(LEAVING, "Greater", [confidence, f"{result}/threshold"], [f"{result}/sure"]),
+            self._node(LEAVING, "Not", [f"{result}/sure"], [f"{result}/not_sure"]),
+            self._node(LEAVING, "Squeeze", [f"{result}/not_sure"], [result]),
+        ]
+
+    def _chosen(
+        self, names: Sequence[str], given: Mapping[str, str], made: Mapping[str, str], first: int = 0
+    ) -> tuple[list[Any], list[Any]]:
+        """One part for each number of the loop from the first, the last part for all that follow."""
+        now, *later = names
+        if not later:
+            return self._part(now, {**given, **made})
+        branches = {}
+        for branch, some in (("then_branch", [now]), ("else_branch", later)):
+            inside = {old: f"{now}/{branch}/{old}" for old in made}
+            nodes, weights = self._chosen(some, given, inside, first + 1)
+            outputs = [self._value(name, self._type_of(now, old)) for old, name in inside.items()]
+            branches[branch] = self.onnx.helper.make_graph(nodes, branch, [], outputs, initializer=weights)
+        nodes = [
+            self._node(LEAVING, "Equal", ["number", f"{now}/its_number"], [f"{now}/now"]),
+            self._node(LEAVING, "If", [f"{now}/now"], list(made.values()), **branches),
+        ]
+        return nodes, [self._constant(f"{now}/its_number", first, "int64")]
+
+    def _type_of(self, part: str, output: str) -> int:
+        kind: int = next(v for v in self.parts[part].graph.output if v.name == output).type.tensor_type.elem_type
+        return kind
+
+    def _part(self, name: str, outside: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
+        """The nodes and weights of a part; `outside`: what its inputs and outputs are called there."""
+
+        def renamed(tensors: Iterable[str]) -> list[str]:
+            return [tensor and outside.get(tensor, f"{name}/{tensor}") for tensor in tensors]
+
+        nodes, weights = [], []
+        for one in self.parts[name].graph.node:
+            if any(attribute.HasField("g") for attribute in one.attribute):
+                raise BadSetting(f"the part {name!r} has a graph within its graph, which cannot be put into another.")
+            node = self.onnx.NodeProto()
+            node.CopyFrom(one)
+            node.name = f"{name}/{one.name}"
+            node.input[:], node.output[:] = renamed(one.input), renamed(one.output)
+            nodes.append(node)
+        for one in self.parts[name].graph.initializer:
+            weight = self.onnx.TensorProto()
+            weight.CopyFrom(one)
+            weight.name = renamed([one.name])[0]
+            weights.append(weight)
+        return nodes, weights
+
+    def _node(self, purpose: str, kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
+        return self.onnx.helper.make_node(kind, inputs, outputs, name=f"{purpose}/{outputs[0]}", **attributes)
+
+    def _value(self, name: str, kind: int, shape: Sequence[int | str] | None = None) -> Any:
+        return self.onnx.helper.make_tensor_value_info(name, kind, shape)
+
+    def _constant(self, name: str, value: Any, kind: str) -> Any:
+        return self.onnx.numpy_helper.from_array(np.array(value, kind), name)

@@ -1,0 +1,192 @@
+"""All looks at a single image in one graph: what the loop comes to, in one run; where it is not for that, the loop runs."""
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from glancefocus.adaptive import look_until_sure, run_looks
+from glancefocus.early_exit.forced import forced_exits
+from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
+from glancefocus.early_exit.score import Entropy
+from glancefocus.evaluation.time_shares import SHARES, ms_of_looks_at_once, time_shares
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import RandomPolicy
+from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.runtimes import at_once
+from glancefocus.runtimes.at_once import shrinking
+from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
+from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.runtimes.one_graph import fits_one_graph
+from glancefocus.scene import ImageBatch, MixedImages, as_scene, resized
+from glancefocus.settings import GlanceResize
+
+Make = Callable[..., GlanceFocus]
+FITTING = {
+    "recurrent": {"looks": 4},
+    "cascaded": {"looks": 4, "classifier": "cascaded", "first_answer": "own_head"},
+    "other glance": {"glance_px": 48, "looks": 4},
+    "two looks": {"looks": 2},
+    "as released": {"glance_resize": "bicubic"},
+}
+
+
+def images(count: int = 6, height: int = 64, width: int = 72) -> Tensor:
+    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+def opened(net: GlanceFocus, cache: Path, **options: Any) -> PartsNetwork:
+    looking = open_runtime(net, "onnx", cache=cache, options=RuntimeOptions(**options))
+    assert isinstance(looking, PartsNetwork)
+    return looking
+
+
+def by_the_loop(net: Any, image: Tensor, rule: ExitRule) -> Outcome:
+    recorder = OutcomeRecorder(rule.looks)
+    with torch.inference_mode():
+        run_looks(net, as_scene(image), rule, net.policy, recorder)
+    return recorder.finish()
+
+
+def at_once_of(net: PartsNetwork, image: Tensor, rule: ExitRule) -> Outcome:
+    with torch.inference_mode():
+        outcome = net.look_at_once(as_scene(image), rule)
+    assert outcome is not None
+    return outcome
+
+
+def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
+    for name in (field.name for field in fields(Outcome)):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(ours, Tensor):
+            assert ours.dtype == theirs.dtype, name
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=atol, equal_nan=True, msg=name)
+        else:
+            assert ours == theirs, name
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_one_run_comes_to_what_the_loop_does(kind: str, small_net: Make, graph_cache: Path) -> None:
+    net = small_net(**FITTING[kind]).eval()
+    looking, looks = opened(net, graph_cache), net.settings.looks
+    taken = set()
+    confidences = torch.cat([by_the_loop(net, image, every_look(looks)).confidence_after for image in images()])
+    middle = confidences.median(dim=0).values.tolist()
+    rules = [every_look(looks), every_look(1), every_look(2), ExitRule(middle), ExitRule([*middle[:-1], 0.0])]
+    for image in images():
+        for rule in rules:
+            outcome = at_once_of(looking, image, rule)
+            assert_same(outcome, by_the_loop(net, image, rule))
+            taken.add(int(outcome.looks))
+    assert len(taken) > 1  # some images left earlier than others
+
+
+def test_exits_that_were_decided_are_kept(small_net: Make, graph_cache: Path) -> None:
+    net = small_net(looks=4).eval()
+    looking = opened(net, graph_cache)
+    for exit_after in (1, 2, 3, 4):
+        rule = forced_exits([exit_after], 4)
+        outcome = at_once_of(looking, images(1), rule)
+        assert_same(outcome, by_the_loop(net, images(1), rule))
+        assert outcome.looks.tolist() == [exit_after]
+
+
+def test_light_weights_are_those_of_the_parts(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=4).eval(), graph_cache, light_weights=True)
+    for image in images(3):
+        assert_same(at_once_of(looking, image, every_look(4)), by_the_loop(looking, image, every_look(4)))
+
+
+def test_what_is_more_than_one_image_or_confidence_goes_through_the_loop(small_net: Make, graph_cache: Path) -> None:
+    net = small_net(looks=3).eval()
+    looking = opened(net, graph_cache)
+    one, plain = images(1), every_look(3)
+    deadline = Deadline(lambda: 0.0, 0.0, 1.0)
+    not_for_it: list[tuple[Any, ExitRule]] = [
+        (as_scene(images(2)), plain),
+        (as_scene(one), replace(plain, temperatures=(1.0, 2.0, 1.0))),
+        (as_scene(one), replace(plain, deadline=deadline)),
+        (as_scene(one), replace(plain, score=Entropy())),
+        (as_scene(one), forced_exits([1, 2], 3)),
+        (as_scene(images(1, height=20)), ExitRule([0.0] * 3)),  # smaller than a patch
+        (ImageBatch((one * 0).to(torch.uint8), view=net.settings.view), plain),
+        (MixedImages((one[0],)), plain),
+        (as_scene(one.double()), plain),
+    ]
+    for scene, rule in not_for_it:
+        with torch.inference_mode():
+            assert looking.look_at_once(scene, rule) is None, rule
+    assert "session" not in vars(looking.at_once.run)  # type: ignore[union-attr]
+    assert_same(look_until_sure(looking, as_scene(one), replace(plain, score=Entropy())), by_the_loop(net, one, plain))
+    aimed = look_until_sure(looking, as_scene(one), plain, RandomPolicy((32,), torch.Generator().manual_seed(0)))
+    assert not torch.equal(aimed.where, by_the_loop(net, one, plain).where)
+
+
+def test_one_row_of_a_batch_is_a_single_image(small_net: Make, graph_cache: Path) -> None:
+    net = small_net(looks=3).eval()
+    scene = as_scene(images(4)).keep(torch.tensor([2]))
+    with torch.inference_mode():
+        outcome = opened(net, graph_cache).look_at_once(scene, every_look(3))
+    assert outcome is not None
+    assert_same(outcome, by_the_loop(net, images(4)[2], every_look(3)))
+
+
+def test_a_cascade_takes_no_more_looks_than_it_has_answers(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=3, classifier="cascaded", first_answer="own_head").eval(), graph_cache)
+    assert looking.look_at_once(as_scene(images(1)), every_look(4)) is None
+
+
+def test_large_images_are_resized_before(small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_net(looks=3).eval()
+    looking = opened(net, graph_cache)
+    inside = at_once_of(looking, images(1, 90, 70), every_look(3))
+    monkeypatch.setattr(at_once, "MOST_SHRINKING_MACS", 1)
+    assert_same(at_once_of(looking, images(1, 90, 70), every_look(3)), inside)
+    assert_same(inside, by_the_loop(net, images(1, 90, 70), every_look(3)))
+
+
+@pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
+def test_resizing_is_a_product_on_either_side(resize: GlanceResize) -> None:
+    image = images(1, 40, 56)
+    product = shrinking(40, 24, resize) @ image.numpy() @ shrinking(56, 24, resize, across=True)
+    np.testing.assert_allclose(product, resized(image, (24, 24), resize).numpy(), atol=1e-5)
+    assert np.array_equal(shrinking(24, 24, resize), np.eye(24))
+
+
+def test_where_the_graphs_are_gone_the_loop_runs(small_net: Make, graph_cache: Path, tmp_path: Path) -> None:
+    net = small_net(looks=3).eval()
+    opened(net, graph_cache)
+    shutil.copytree(graph_cache, tmp_path / "cache")
+    looking = opened(net, tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    with torch.inference_mode():
+        assert looking.look_at_once(as_scene(images(1)), every_look(3)) is None
+        assert_same(
+            look_until_sure(looking, as_scene(images(1)), every_look(3)), by_the_loop(net, images(1), every_look(3))
+        )
+
+
+def test_only_images_in_patches_of_one_size_fit(small_net: Make, kind: dict[str, Any]) -> None:
+    settings = small_net(**kind).settings
+    assert fits_one_graph(settings) == ("frames" not in kind and kind.get("patch_px", (32,)) == (32,))
+    assert not fits_one_graph(replace(settings, looks=1))
+
+
+def test_shares_and_looks_are_told_of_the_graph(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=3, glance_px=48).eval(), graph_cache)
+    rule = ExitRule([math.inf] * 3)
+    shares, ms_per_look = time_shares(looking, [images(1)] * 2, [rule] * 2, rounds=2)
+    assert tuple(shares) == SHARES
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(0 < share < 1 for share in shares.values())
+    assert len(ms_per_look) == 3
+    ticks = iter(range(1000))  # a clock that goes on by one second whenever it is asked
+    looks = ms_of_looks_at_once(looking, images(1), 3, repeats=2, warm_up=1, clock=lambda: float(next(ticks)))
+    assert looks == [1000, 0, 0]
