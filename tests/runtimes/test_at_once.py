@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import Entropy
 from glancefocus.evaluation.time_shares import SHARES, ms_of_looks_at_once, time_shares
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.runtimes import at_once
@@ -25,6 +27,7 @@ from glancefocus.runtimes.at_once import shrinking
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.runtimes.one_graph import fits_one_graph
+from glancefocus.runtimes.onnx_graph import write_onnx
 from glancefocus.scene import ImageBatch, MixedImages, as_scene, resized
 from glancefocus.settings import GlanceResize
 
@@ -42,7 +45,7 @@ def images(count: int = 6, height: int = 64, width: int = 72) -> Tensor:
     return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def opened(net: GlanceFocus, cache: Path, **options: Any) -> PartsNetwork:
+def opened(net: GlanceFocus, cache: Path | None, **options: Any) -> PartsNetwork:
     looking = open_runtime(net, "onnx", cache=cache, options=RuntimeOptions(**options))
     assert isinstance(looking, PartsNetwork)
     return looking
@@ -102,6 +105,26 @@ def test_light_weights_are_those_of_the_parts(small_net: Make, graph_cache: Path
     looking = opened(small_net(looks=4).eval(), graph_cache, light_weights=True)
     for image in images(3):
         assert_same(at_once_of(looking, image, every_look(4)), by_the_loop(looking, image, every_look(4)))
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "cascaded"])
+def test_exported_graphs_are_put_together_too(kind: str, small_net: Make, tmp_path: Path) -> None:
+    net = small_net(**FITTING[kind] | {"looks": 3}).eval()
+    for part in take_apart(net):  # which do not say how sure they are
+        write_onnx(part, tmp_path / f"{part.name}.onnx")
+    looking = opened(net, None, graphs=tmp_path)
+    for image in images(3):
+        assert_same(at_once_of(looking, image, every_look(3)), by_the_loop(net, image, every_look(3)))
+
+
+def test_graphs_that_cannot_be_put_together_leave_it_to_the_loop(
+    small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net(looks=3).eval()
+    looking = opened(net, graph_cache)
+    monkeypatch.setattr("glancefocus.runtimes.onnx_runtime.one_graph", lambda *_: onnx.ModelProto())
+    with torch.inference_mode():
+        assert looking.look_at_once(as_scene(images(1)), every_look(3)) is None
 
 
 def test_what_is_more_than_one_image_or_confidence_goes_through_the_loop(small_net: Make, graph_cache: Path) -> None:

@@ -37,7 +37,7 @@ def fits_one_graph(settings: NetworkSettings) -> bool:
 def one_graph(files: Mapping[str, Path], settings: NetworkSettings, policy_units: int) -> Any:
     """The ModelProto of all looks.
 
-    files  {part: graph}, of parts that say how sure they are (see network/parts.py: with_best)
+    files  {part: graph}
     """
     try:
         import onnx
@@ -198,7 +198,7 @@ class _Composer:
         for branch, some in (("then_branch", [now]), ("else_branch", later)):
             inside = {old: f"{now}/{branch}/{old}" for old in made}
             nodes, weights = self._chosen(some, given, inside, first + 1)
-            outputs = [self._value(name, self._type_of(now, old)) for old, name in inside.items()]
+            outputs = [self._value(name, self._type_of(old)) for old, name in inside.items()]
             branches[branch] = self.onnx.helper.make_graph(nodes, branch, [], outputs, initializer=weights)
         nodes = [
             self._node(LEAVING, "Equal", ["number", f"{now}/its_number"], [f"{now}/now"]),
@@ -206,8 +206,8 @@ class _Composer:
         ]
         return nodes, [self._constant(f"{now}/its_number", first, "int64")]
 
-    def _type_of(self, part: str, output: str) -> int:
-        kind: int = next(v for v in self.parts[part].graph.output if v.name == output).type.tensor_type.elem_type
+    def _type_of(self, output: str) -> int:
+        kind: int = self.types.INT64 if output == "answer" else self.types.FLOAT
         return kind
 
     def _part(self, name: str, outside: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
@@ -230,6 +230,16 @@ class _Composer:
             weight.CopyFrom(one)
             weight.name = renamed([one.name])[0]
             weights.append(weight)
+        made = {output.name for output in self.parts[name].graph.output}
+        if "logits" in made and "confidence" not in made:  # exported graphs do not say it
+            logits, confidence, answer = renamed(["logits", "confidence", "answer"])
+            shares, last = f"{name}/shares", f"{name}/of_classes"
+            nodes += [
+                self._node(name, "Softmax", [logits], [shares], axis=1),
+                self._node(name, "ReduceMax", [shares, last], [confidence], keepdims=0),
+                self._node(name, "ArgMax", [shares], [answer], axis=1, keepdims=0),
+            ]
+            weights.append(self._constant(last, [1], "int64"))
         return nodes, weights
 
     def _node(self, purpose: str, kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:

@@ -86,9 +86,9 @@ class OnnxAllLooks:
         """None where the parts cannot be put together, or are not there any more."""
         try:
             model = one_graph(self.graphs, self.settings, self.policy_units)
+            return open_session(model.SerializeToString(), torch.device("cpu"), self.threads, self.profile)
         except (BadSetting, OSError):
             return None
-        return open_session(model.SerializeToString(), torch.device("cpu"), self.threads, self.profile)
 
     def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
         if self.session is None:
