@@ -19,8 +19,8 @@ from glancefocus.outcome import Outcome
 
 CONFIDENCE_TOLERANCE = 1e-3
 """Largest difference between confidences of graphs that are called the same."""
-_SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
-_PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
+SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
+PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
 
 Progress = Callable[[str, int, int], None]
 Thresholds = list[Any] | None
@@ -84,7 +84,7 @@ def compare(
     found = Comparison(rights=None if sample.labels is None else (0, 0))
     rule = bundle.exit_rule(thresholds=thresholds)
     for pictures in sample.batches():
-        outcome = bundle.predict_images([_image(frames, bundle) for frames in pictures], rule)
+        outcome = bundle.predict_images([viewed(frames, bundle) for frames in pictures], rule)
         rows = looker.look([see(frames, looker.about) for frames in pictures], thresholds)
         for index, row in enumerate(rows):
             _add(found, outcome, index, row, thresholds, sample)
@@ -139,15 +139,15 @@ def rounding_decides(row: Row, thresholds: Thresholds) -> bool:
     """Whether a difference in the last digits could have changed how this row was looked at."""
     for number, score in enumerate(row.scores, start=1):
         limits = [math.inf] if thresholds is None else np.atleast_1d(thresholds[number - 1]).tolist()
-        if any(abs(score - limit) < _SCORE_TIE for limit in limits):
+        if any(abs(score - limit) < SCORE_TIE for limit in limits):
             return True
     height, width = row.seen.frames[0].shape[:2]
     for place, (_, _, px) in zip(row.places, row.patches, strict=True):
         corner = place * np.array([height - px, width - px])
-        if np.abs(corner - corner.round()).min() < _PIXEL_TIE:
+        if np.abs(corner - corner.round()).min() < PIXEL_TIE:
             return True
     second, first = np.sort(softmax(row.logits))[-2:]
-    return bool(first - second < _SCORE_TIE)
+    return bool(first - second < SCORE_TIE)
 
 
 def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]:
@@ -162,7 +162,8 @@ def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]
     return boxes
 
 
-def _image(frames: list[Image.Image], bundle: Bundle) -> torch.Tensor:
+def viewed(frames: list[Image.Image], bundle: Bundle) -> torch.Tensor:
+    """A picture, or the frames of a clip, as the network looks at them."""
     views = [view_picture(frame, bundle.settings.view)[0] for frame in frames]
     bundle.check_size(views[0])
     return torch.stack(views) if bundle.settings.frames > 1 else views[0]

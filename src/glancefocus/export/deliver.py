@@ -15,6 +15,7 @@ from glancefocus.export.compare import compare, refuse_differences, ways_of_look
 from glancefocus.export.formats import FORMATS, Format, format_named
 from glancefocus.export.int8 import COVERAGES, accuracy, quantise, record_feeds
 from glancefocus.export.manifest import check_exportable, describe, is_export, write_manifest
+from glancefocus.export.one_file import fits_one_file, write_one_file
 from glancefocus.export.readme import export_readme
 from glancefocus.export.samples import Sample, calibration_samples, made_up, open_sample
 from glancefocus.export.script import predict_script
@@ -90,6 +91,8 @@ def _full_precision(
         found = compare(bundle, looker, sample, thresholds, progress)
         refuse_differences(found, words)
         about["compared"]["ways"][words] = found.to_plain()
+    if to.name == "onnx" and fits_one_file(bundle):
+        about["one_graph"] = write_one_file(bundle, about, folder, sample)
     return about
 
 
@@ -119,6 +122,7 @@ def _quantised(
     for used in (whole, *(folder / coverage for coverage in COVERAGES)):
         shutil.rmtree(used)
     about |= {"runtime": to.name, "compared": {"source": measuring.words, "ways": {}}}
+    about.pop("one_graph", None)  # that of full precision
     looker = open_looker(write_manifest(about, folder), folder, to)
     for words, thresholds in ways.items():
         found = compare(bundle, looker, measuring, thresholds, progress)

@@ -28,9 +28,23 @@ classes, thresholds, operating points, costs. Programs in other languages run th
 |---|---|---|
 {graphs}
 
-Before it was put here it was compared with the network it was made from, on {about["compared"]["source"]}:
+{_one_file(about)}Before it was put here it was compared with the network it was made from, on {about["compared"]["source"]}:
 
 {_compared(about)}
+"""
+
+
+def _one_file(about: dict[str, Any]) -> str:
+    one = about.get("one_graph")
+    if one is None:
+        return ""
+    size = tuple(one["inputs"][0]["shape"])
+    found = one["compared"]
+    return f"""`{one["file"]}` is all of them in one, with the loop inside. It is given `images` {size}, normalised as `view` in
+`glancefocus.json` says, and `thresholds`, one for each look, which are there too. It gives `logits` after the last look;
+`answer` and `confidence` after the glance; `answers`, `confidences` and `where` (y, x in 0 to 1) after each closer look, of which
+there are fewer where it was sure earlier. {found["same"]} of {found["images"]} images had the same answer after as many looks.
+
 """
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.network.parts import aim_part, answer_part
@@ -34,17 +35,23 @@ def fits_one_graph(settings: NetworkSettings) -> bool:
     return settings.looks > 1 and settings.frames == 1 and len(settings.patch_px) == 1
 
 
-def one_graph(files: Mapping[str, Path], settings: NetworkSettings, policy_units: int) -> Any:
+def one_graph(
+    files: Mapping[str, Path],
+    settings: NetworkSettings,
+    policy_units: int,
+    constants: Mapping[str, NDArray[np.float32]] | None = None,
+) -> Any:
     """The ModelProto of all looks.
 
-    files  {part: graph}
+    files      {part: graph}
+    constants  `rows` and `columns` of images of one size, which are `seen`, too: the graph knows them then and is not given them
     """
     try:
         import onnx
     except ModuleNotFoundError:
         raise MissingExtra("onnx", "export") from None
     parts = {name: onnx.load(file) for name, file in files.items()}
-    graph = _Composer(onnx, parts, settings, policy_units).all_looks()
+    graph = _Composer(onnx, parts, settings, policy_units).all_looks(constants or {})
     versions = {entry.domain: entry.version for part in parts.values() for entry in part.opset_import}
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
@@ -63,11 +70,12 @@ class _Composer:
         self.settings = settings
         self.units = policy_units
 
-    def all_looks(self) -> Any:
+    def all_looks(self, known: Mapping[str, NDArray[np.float32]]) -> Any:
         types, px, side = self.types, self.settings.patch_px[0], self.settings.glance_px
+        seen = "images" if "rows" in known else "seen"
         nodes, weights = self._part("glance", {"glances": "glances"})
         nodes = [
-            self._node(SHRINKING, "MatMul", ["seen", "columns"], ["narrow"]),
+            self._node(SHRINKING, "MatMul", [seen, "columns"], ["narrow"]),
             self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
             *nodes,
             self._node(CUTTING, "Shape", ["images"], ["image_hw"], start=2),
@@ -92,14 +100,20 @@ class _Composer:
             self._constant("the_glance", [1], "int64"),
             self._constant("none_yet", 0, "int64"),
             self._constant("no_policy_memory", [[0.0] * self.units], "float32"),
+            *(self._constant(name, value, "float32") for name, value in known.items()),
         ]
-        inputs = [
-            self._value("seen", types.FLOAT, [1, 3, "seen_height", "seen_width"]),
-            self._value("rows", types.FLOAT, [side, "seen_height"]),
-            self._value("columns", types.FLOAT, ["seen_width", side]),
-            self._value("images", types.FLOAT, [1, 3, "height", "width"]),
-            self._value("thresholds", types.FLOAT, ["looks"]),
-        ]
+        if seen == "images":
+            hw: list[Any] = [known["rows"].shape[1], known["columns"].shape[0]]
+            sides = {"images": [1, 3, *hw], "thresholds": ["looks"]}
+        else:
+            sides = {
+                "seen": [1, 3, "seen_height", "seen_width"],
+                "rows": [side, "seen_height"],
+                "columns": ["seen_width", side],
+                "images": [1, 3, "height", "width"],
+                "thresholds": ["looks"],
+            }
+        inputs = [self._value(name, types.FLOAT, shape) for name, shape in sides.items()]
         one, each = [1], ["focused", 1]
         shapes: list[list[Any]] = [[1, "classes"], one, one, each, each, [*each, 2]]
         outputs = [

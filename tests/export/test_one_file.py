@@ -1,0 +1,85 @@
+"""looks.onnx: the whole loop in one graph, which needs nothing but ONNX Runtime."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from glancefocus.bundle import Bundle
+from glancefocus.early_exit.rule import ExitRule
+from glancefocus.errors import BadExport, BadSetting
+from glancefocus.export import one_file
+from glancefocus.export.compare import viewed
+from glancefocus.export.one_file import fits_one_file, write_one_file
+from glancefocus.export.samples import made_up
+
+Described = Callable[[Path], dict[str, Any]]
+
+
+def test_it_answers_as_the_bundle_does_by_any_thresholds(
+    onnx_folder: Path, exported_bundle: Bundle, described: Described
+) -> None:
+    session = onnxruntime.InferenceSession(onnx_folder / "looks.onnx")
+    told = described(onnx_folder)
+    taken, own = set(), told["thresholds"]
+    for frames in next(made_up(exported_bundle.settings, count=12, seed=3).batches()):
+        image = viewed(frames, exported_bundle)
+        for thresholds in (own, exported_bundle.curve[0]["thresholds"], [1.0, 1.0, 1.0], [1.0]):
+            given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
+            logits, answer, confidence, answers, confidences, where = session.run(None, given)
+            outcome = exported_bundle.predict_images([image], ExitRule(thresholds))
+            looks = 1 + len(answers)
+            taken.add(looks)
+            assert outcome.looks.tolist() == [looks]
+            assert outcome.answer_after[0, :looks].tolist() == [*answer, *answers.ravel()]
+            np.testing.assert_allclose(
+                [*confidence, *confidences.ravel()], outcome.confidence_after[0, :looks], atol=1e-5
+            )
+            np.testing.assert_allclose(logits, outcome.logits, atol=1e-4)
+            np.testing.assert_allclose(where.reshape(-1, 2), outcome.where[0, : looks - 1], atol=1e-5)
+    assert taken == {1, 2, 3}
+    assert told["one_graph"]["compared"] == {"images": 32, "same": 32, "undecided": 0}
+    assert told["one_graph"]["inputs"][0]["shape"] == [1, 3, *image.shape[1:]]
+    assert "`looks.onnx`" in (onnx_folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_it_is_not_for_other_scores_temperatures_and_sizes(
+    exported_bundle: Bundle, small_bundle: Callable[..., Bundle]
+) -> None:
+    assert fits_one_file(exported_bundle)
+    assert not fits_one_file(replace(exported_bundle, score="entropy"))
+    assert not fits_one_file(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
+    assert not fits_one_file(small_bundle(patch_px=(32, 48)))
+    assert not fits_one_file(small_bundle(view={"fit": "whole"}))
+
+
+def test_one_that_answers_otherwise_is_refused(
+    onnx_folder: Path, exported_bundle: Bundle, described: Described, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = described(onnx_folder)
+    for graph in about["graphs"]:
+        (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
+    upside_down = np.ascontiguousarray(
+        one_file.shrinking(exported_bundle.settings.view.height_px, 32, "antialias")[::-1]
+    )
+    monkeypatch.setattr(
+        one_file, "shrinking", lambda side, px, resize, across=False: upside_down.T if across else upside_down
+    )
+    with pytest.raises(BadExport, match=r"looks.onnx does not answer as the network does: image \d+ is class"):
+        write_one_file(exported_bundle, about, tmp_path, made_up(exported_bundle.settings))
+
+
+def test_graphs_that_cannot_be_put_together_are_delivered_without_it(
+    onnx_folder: Path, exported_bundle: Bundle, described: Described, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: Any, **__: Any) -> None:
+        raise BadSetting("no")
+
+    monkeypatch.setattr(one_file, "one_graph", cannot)
+    assert (
+        write_one_file(exported_bundle, described(onnx_folder), onnx_folder, made_up(exported_bundle.settings)) is None
+    )
