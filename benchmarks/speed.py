@@ -4,6 +4,7 @@ python benchmarks/speed.py --bundle demo/run/bundle --write docs/results.md
 """
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -44,7 +45,8 @@ def measure(named: dict[str, Subject], runtimes: list[str] | None, rounds: int) 
     for name, subject in named.items():
         device = next(subject.net.parameters()).device
         for batch, threads in SETTINGS:
-            for case in usual_cases(runtimes, [batch], threads, device):
+            both = [usual_cases(runtimes, [batch], threads, device, light) for light in (False, True)]
+            for case in dict.fromkeys(itertools.chain(*both)):
                 timing = bench(subject, case, rounds=rounds)
                 rows.append({"network": name, **timing.to_plain()})
                 print(f"{name} {timing.runtime_words} {batch} {timing.quotient:.2f}", file=sys.stderr)

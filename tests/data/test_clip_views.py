@@ -72,10 +72,13 @@ def test_crops_are_those_of_tsm() -> None:
 
 def test_all_frames_of_a_clip_are_cut_mirrored_and_shifted_alike(tmp_path: Path) -> None:
     folder = frame_folder(tmp_path / "clip", frames=9)
+    unmoved = 0
     for seed in range(6):
         clip = augmented_clip(folder, 3, SMALL, AugmentSettings(flip=True, shift_px=4), seed)
         assert torch.equal(clip[0], clip[1])
         assert torch.equal(clip[0], clip[2])
+        unmoved += torch.equal(clip, augmented_clip(folder, 3, SMALL, AugmentSettings(flip=True), seed))
+    assert unmoved < 3  # one in 81 is
 
 
 def test_a_seed_repeats_a_clip_and_another_changes_it(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.datasets import DataSettings, classes_of, open_data, read_csv, read_folder
+from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
 from glancefocus.data.signs import SignsSettings
-from glancefocus.data.splits import FileSplit, MemorySplit
+from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.settings import ViewSettings
 
@@ -206,3 +206,20 @@ def test_the_built_in_world_has_three_splits_with_boxes(tmp_path: Path, monkeypa
     assert torch.equal(nothing_there, data.train.labels == 0)
     with pytest.raises(BadData, match=r"three counts \(train, val, test\) of at least 5"):
         open_data(DataSettings("signs", scenes=(10, 5, 1)), VIEW)
+
+
+def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path))
+    view = ViewSettings(fit="whole", height_px=120, width_px=160)
+    settings = DataSettings(
+        "signs", scenes=(5, 5, 5), signs=SignsSettings(height=120, width=160), augment=AugmentSettings(shift_px=10)
+    )
+    train = open_data(settings, view).train
+    plain, moved = (next(train.batches([range(5)], seed=seed))[0] for seed in (None, 1))
+    assert not torch.equal(plain, moved)
+    assert not train.fixed
+    small = open_small(settings, view, 96, (5, 5), None, 1).train
+    assert isinstance(small, MemorySplit)
+    assert small.shift_px == 6

@@ -130,10 +130,18 @@ def test_files_are_shifted_as_images_in_memory_are(tmp_path: Path) -> None:
     assert not torch.equal(read, next(iter(split.batches([range(6)])))[0])
 
 
-@pytest.mark.parametrize("wrong", [{"crop": 0.0}, {"crop": 1.5}, {"shift_px": -1}])
+@pytest.mark.parametrize("wrong", [{"crop": 0.0}, {"crop": 1.5}, {"shift_px": -1}, {"shift_px": 1.5}])
 def test_augmentation_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadSetting, match=f"{next(iter(wrong))} is .* but got"):
         AugmentSettings(**wrong)
+
+
+def test_a_shift_that_would_leave_nothing_is_refused() -> None:
+    split = MemorySplit(
+        torch.zeros(1, 3, 8, 40), torch.zeros(1, dtype=torch.long), ViewSettings(fit="whole"), shift_px=5
+    )
+    with pytest.raises(BadSetting, match=r"images of 8x40 px shifted by up to 5 px .* less than half"):
+        next(split.pixel_batches([[0]], seed=1))
 
 
 def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor
 
 from glancefocus.adaptive import look_until_sure, run_looks
+from glancefocus.bundle import Bundle
 from glancefocus.early_exit.forced import forced_exits
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
-from glancefocus.early_exit.score import Entropy
+from glancefocus.early_exit.score import Confidence, Entropy
+from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.time_shares import SHARES, ms_of_looks_at_once, time_shares
+from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomPolicy
@@ -32,6 +36,15 @@ from glancefocus.scene import ImageBatch, MixedImages, as_scene, resized
 from glancefocus.settings import GlanceResize
 
 Make = Callable[..., GlanceFocus]
+
+
+class NeverSure(Confidence):
+    """A confidence of somebody's own."""
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        return look.confidence * 0
+
+
 FITTING = {
     "recurrent": {"looks": 4},
     "cascaded": {"looks": 4, "classifier": "cascaded", "first_answer": "own_head"},
@@ -58,11 +71,17 @@ def by_the_loop(net: Any, image: Tensor, rule: ExitRule) -> Outcome:
     return recorder.finish()
 
 
-def at_once_of(net: PartsNetwork, image: Tensor, rule: ExitRule) -> Outcome:
+def at_once_of(net: PartsNetwork, image: Any, rule: ExitRule) -> Outcome:
     with torch.inference_mode():
+        net.look_at_once(as_scene(image), rule)  # the very first is left to the loop
         outcome = net.look_at_once(as_scene(image), rule)
     assert outcome is not None
     return outcome
+
+
+def declines(net: PartsNetwork, scene: Any, rule: ExitRule) -> bool:
+    with torch.inference_mode():
+        return all(net.look_at_once(scene, rule) is None for _ in range(2))
 
 
 def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
@@ -87,7 +106,8 @@ def test_one_run_comes_to_what_the_loop_does(kind: str, small_net: Make, graph_c
         for rule in rules:
             outcome = at_once_of(looking, image, rule)
             assert_same(outcome, by_the_loop(net, image, rule))
-            taken.add(int(outcome.looks))
+            if rule.thresholds == tuple(middle):
+                taken.add(int(outcome.looks))
     assert len(taken) > 1  # some images left earlier than others
 
 
@@ -123,8 +143,40 @@ def test_graphs_that_cannot_be_put_together_leave_it_to_the_loop(
     net = small_net(looks=3).eval()
     looking = opened(net, graph_cache)
     monkeypatch.setattr("glancefocus.runtimes.onnx_runtime.one_graph", lambda *_: onnx.ModelProto())
+    assert declines(looking, as_scene(images(1)), every_look(3))
+
+
+def test_without_the_package_of_graphs_the_loop_runs(
+    small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = opened(small_net(looks=3).eval(), graph_cache)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert declines(looking, as_scene(images(1)), every_look(3))
+
+
+def test_graphs_that_no_file_could_hold_are_left_to_the_loop(
+    small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = opened(small_net(looks=3).eval(), graph_cache)
+    monkeypatch.setattr("glancefocus.runtimes.one_graph.MOST_BYTES", 1000)
+    assert declines(looking, as_scene(images(1)), every_look(3))
+
+
+def test_the_first_single_image_is_left_to_the_loop(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=3).eval(), graph_cache)
+    assert looking.at_once is not None
+    for expected in (False, True):
+        with torch.inference_mode():
+            look_until_sure(looking, as_scene(images(1)), every_look(3))
+        assert ("session" in vars(looking.at_once.run)) is expected
+
+
+def test_numbers_that_are_none_are_left_to_the_loop(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=3).eval(), graph_cache)
+    outcome = at_once_of(looking, images(1), every_look(3))
     with torch.inference_mode():
-        assert looking.look_at_once(as_scene(images(1)), every_look(3)) is None
+        assert looking.look_at_once(as_scene(images(1) * math.nan), every_look(3)) is None
+    assert_same(at_once_of(looking, images(1), every_look(3)), outcome)
 
 
 def test_what_is_more_than_one_image_or_confidence_goes_through_the_loop(small_net: Make, graph_cache: Path) -> None:
@@ -142,10 +194,13 @@ def test_what_is_more_than_one_image_or_confidence_goes_through_the_loop(small_n
         (ImageBatch((one * 0).to(torch.uint8), view=net.settings.view), plain),
         (MixedImages((one[0],)), plain),
         (as_scene(one.double()), plain),
+        (as_scene(one), every_look(4)),  # more than the network was made for
+        (as_scene(one), replace(plain, score=NeverSure())),
+        (as_scene(one), replace(forced_exits([2], 3), temperatures=(1.0, 5.0, 1.0))),
+        (as_scene(one), replace(forced_exits([2], 3), deadline=deadline)),
     ]
     for scene, rule in not_for_it:
-        with torch.inference_mode():
-            assert looking.look_at_once(scene, rule) is None, rule
+        assert declines(looking, scene, rule), rule
     assert "session" not in vars(looking.at_once.run)  # type: ignore[union-attr]
     assert_same(look_until_sure(looking, as_scene(one), replace(plain, score=Entropy())), by_the_loop(net, one, plain))
     aimed = look_until_sure(looking, as_scene(one), plain, RandomPolicy((32,), torch.Generator().manual_seed(0)))
@@ -155,15 +210,15 @@ def test_what_is_more_than_one_image_or_confidence_goes_through_the_loop(small_n
 def test_one_row_of_a_batch_is_a_single_image(small_net: Make, graph_cache: Path) -> None:
     net = small_net(looks=3).eval()
     scene = as_scene(images(4)).keep(torch.tensor([2]))
-    with torch.inference_mode():
-        outcome = opened(net, graph_cache).look_at_once(scene, every_look(3))
-    assert outcome is not None
+    outcome = at_once_of(opened(net, graph_cache), scene, every_look(3))
     assert_same(outcome, by_the_loop(net, images(4)[2], every_look(3)))
 
 
-def test_a_cascade_takes_no_more_looks_than_it_has_answers(small_net: Make, graph_cache: Path) -> None:
-    looking = opened(small_net(looks=3, classifier="cascaded", first_answer="own_head").eval(), graph_cache)
-    assert looking.look_at_once(as_scene(images(1)), every_look(4)) is None
+def test_images_that_somebody_differentiates_are_looked_at_too(small_net: Make, graph_cache: Path) -> None:
+    looking = opened(small_net(looks=3).eval(), graph_cache)
+    image = images(1).requires_grad_()
+    look_until_sure(looking, as_scene(image), every_look(3))
+    assert_same(look_until_sure(looking, as_scene(image), every_look(3)), at_once_of(looking, images(1), every_look(3)))
 
 
 def test_large_images_are_resized_before(small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,14 +257,54 @@ def test_only_images_in_patches_of_one_size_fit(small_net: Make, kind: dict[str,
     assert not fits_one_graph(replace(settings, looks=1))
 
 
-def test_shares_and_looks_are_told_of_the_graph(small_net: Make, graph_cache: Path) -> None:
+@pytest.mark.parametrize("inside", [True, False], ids=["resized inside", "resized before"])
+def test_shares_are_told_of_the_graph(
+    inside: bool, small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looking = opened(small_net(looks=3, glance_px=48).eval(), graph_cache)
-    rule = ExitRule([math.inf] * 3)
-    shares, ms_per_look = time_shares(looking, [images(1)] * 2, [rule] * 2, rounds=2)
+    if not inside:
+        monkeypatch.setattr(at_once, "MOST_SHRINKING_MACS", 1)
+    picture = images(1, 600, 600)
+    shares, ms_per_look = time_shares(looking, [picture] * 2, [every_look(3)] * 2, rounds=2)
     assert tuple(shares) == SHARES
     assert sum(shares.values()) == pytest.approx(1)
     assert all(0 < share < 1 for share in shares.values())
+    assert shares["resize"] > shares["crop"]  # of so large an image
     assert len(ms_per_look) == 3
-    ticks = iter(range(1000))  # a clock that goes on by one second whenever it is asked
-    looks = ms_of_looks_at_once(looking, images(1), 3, repeats=2, warm_up=1, clock=lambda: float(next(ticks)))
-    assert looks == [1000, 0, 0]
+
+
+class TakesItsTime:
+    """A network that looks at once, and takes the seconds of its looks."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+
+    def look_at_once(self, scene: Any, rule: ExitRule) -> Any:
+        self.now += sum(self.seconds[: rule.looks])
+        return "an outcome"
+
+
+def test_a_look_is_by_how_much_one_more_takes_longer() -> None:
+    net = TakesItsTime([0.5, 0.25, 0.125])
+    assert ms_of_looks_at_once(net, images(1), 3, repeats=3, warm_up=1, clock=lambda: net.now) == [500, 250, 125]
+    backwards = TakesItsTime([0.5, -0.25, 0.05])  # as a busy moment would make it
+    each = ms_of_looks_at_once(backwards, images(1), 3, repeats=3, warm_up=1, clock=lambda: backwards.now)
+    assert each == pytest.approx([100, 100, 100])
+
+
+def test_milliseconds_are_those_of_the_path_that_predict_takes(
+    small_bundle: Callable[..., Bundle], graph_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(graph_cache))
+    for changes, in_one_graph in (
+        ({}, True),
+        ({"temperatures": (1.0, 2.0, 1.0)}, False),
+        ({"score": "entropy"}, False),
+    ):
+        bundle = replace(small_bundle(), **changes).use("onnx")
+        latency = measure_latency(bundle, repeats=1, warm_up=0)
+        assert len(latency.focus_ms) == bundle.settings.looks - 1
+        assert isinstance(bundle.looking, PartsNetwork)
+        assert bundle.looking.at_once is not None
+        assert ("session" in vars(bundle.looking.at_once.run)) is in_one_graph

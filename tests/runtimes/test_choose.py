@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from glancefocus.adaptive import look_until_sure
 from glancefocus.early_exit.rule import ExitRule, SizeRule
 from glancefocus.errors import BadSetting, MissingExtra, UnknownName
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.parts import take_apart
+from glancefocus.network.parts import take_apart, with_best
 from glancefocus.outcome import Outcome
-from glancefocus.runtimes import choose
+from glancefocus.runtimes import choose, graphs
 from glancefocus.runtimes.choose import RuntimeOptions, installed, open_backbone, open_runtime
 from glancefocus.runtimes.fastest import CHOICES_FILE, made_up_images
 from glancefocus.runtimes.graphs import graphs_of
@@ -87,6 +89,29 @@ def test_light_weights_leave_the_answers_nearly_as_they_were(
     assert 0 < (found.logits - expected.logits).abs().max() < 0.05 * spread
     assert (aims[0].where - aims[1].where).abs().max() < 0.02
     torch.testing.assert_close(found.map, expected.map, rtol=1e-4, atol=1e-4)  # the encoder is as it was
+
+
+def test_the_cache_forgets_what_was_not_used_for_the_longest_time(
+    small_net: Callable[..., GlanceFocus], graph_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net()
+    parts = [with_best(part) for part in take_apart(net)]
+    with graphs_of(parts, graph_cache) as files:
+        shutil.copytree(next(iter(files.values())).parent, tmp_path / "graphs")
+    own = [tmp_path / "graphs" / file.name for file in files.values()]
+    for file in (tmp_path / "graphs").iterdir():
+        if file not in own:
+            file.unlink()
+    for days, name in ((3, "old"), (1, "new"), (2, "older")):
+        (tmp_path / "graphs" / f"{name}.onnx").write_bytes(bytes(1000))
+        os.utime(tmp_path / "graphs" / f"{name}.onnx", (1e9 - 86400 * days,) * 2)
+    (tmp_path / "graphs" / ".half.onnx.1").mkdir()
+    monkeypatch.setattr(graphs, "MOST_KEPT_BYTES", sum(file.stat().st_size for file in own) + 2500)
+    own[0].rename(own[0].with_suffix(".away"))
+    monkeypatch.setattr(graphs, "write_onnx", lambda part, file: file.with_suffix(".away").rename(file))
+    with graphs_of(parts, tmp_path):
+        left = {file.name for file in (tmp_path / "graphs").iterdir()}
+    assert left == {*(file.name for file in own), "new.onnx", "older.onnx", ".half.onnx.1"}
 
 
 def test_graphs_come_out_of_the_cache_the_second_time(

@@ -64,8 +64,8 @@ class AugmentSettings:
     def __post_init__(self) -> None:
         if not 0 < self.crop <= 1:
             raise BadSetting(f"crop is a share of an image's area, above 0 and at most 1, but got {self.crop}.")
-        if self.shift_px < 0:
-            raise BadSetting(f"shift_px is a number of pixels, 0 for none, but got {self.shift_px}.")
+        if not isinstance(self.shift_px, int) or self.shift_px < 0:
+            raise BadSetting(f"shift_px is a whole number of pixels, 0 for none, but got {self.shift_px}.")
 
 
 @dataclass
@@ -238,6 +238,11 @@ def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:
     """An image (..., H, W) moved by up to so many px either way on both axes; what comes into view repeats the edge."""
     if most_px == 0:
         return image
+    if 2 * most_px > min(image.shape[-2:]):
+        raise BadSetting(
+            f"images of {image.shape[-2]}x{image.shape[-1]} px shifted by up to {most_px} px may show nothing of themselves. "
+            "Shift them by less than half of their side."
+        )
     for axis in (-2, -1):
         by = mix(seed, axis) % (2 * most_px + 1) - most_px
         side = image.shape[axis]

@@ -16,7 +16,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
 
 HALVINGS = 60
-LEAST = 1e-30
+EVERYBODY = 1e-30  # every confidence is above this threshold, which is above 0: at the last look that counts as sure
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ class ForcedExits(ExitRule):
     exits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def for_one_image(self) -> Sequence[float] | None:
-        if len(self.exits) != 1:
+        if len(self.exits) != 1 or self.temperatures is not None or self.deadline is not None:
             return None
-        # Below the smallest confidence there is from the look on after which the image leaves.
-        return [math.inf if look < self.exits[0] else LEAST for look in range(1, self.looks + 1)]
+        return [math.inf if look < self.exits[0] else EVERYBODY for look in range(1, self.looks + 1)]
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         # By numpy, so that a measurement is not slower than a look that compares one number.

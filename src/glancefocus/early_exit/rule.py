@@ -68,7 +68,7 @@ class ExitRule:
 
     def for_one_image(self) -> Sequence[float] | None:
         """The thresholds of a single image's confidence, where that is all there is to the rule; else None."""
-        only = type(self) is ExitRule and isinstance(self.score, Confidence)
+        only = type(self) is ExitRule and type(self.score) is Confidence
         return self.thresholds if only and self.temperatures is None and self.deadline is None else None
 
     def needs_aim(self, look: Look) -> bool:

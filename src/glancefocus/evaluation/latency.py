@@ -4,12 +4,14 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.rule import every_look
+from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.time_shares import ms_of_looks_at_once, takes_all_looks_at_once
 from glancefocus.latency import Latency, device_name
@@ -20,6 +22,7 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     """The median time of the glance, and of every later look with a patch of each size, aim included.
 
     Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment hits all of them alike.
+    Where a single image is looked at in one go (see adaptive.LooksAtOnce), with the bundle's score and temperatures, that is measured.
     """
     if batch_size < 1 or repeats < 1:
         raise BadSetting(f"batch_size and repeats must be at least 1, but got {batch_size} and {repeats}.")
@@ -29,7 +32,9 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     images = torch.zeros(shape, device=bundle.device)
     if settings.frames == 1:
         images = images[:, 0].contiguous(memory_format=torch.channels_last)
-    if takes_all_looks_at_once(net, images, every_look(settings.looks)):
+    score = score_named(bundle.score, torch.Generator().manual_seed(0))
+    rule = replace(every_look(settings.looks), score=score, temperatures=bundle.temperatures)
+    if takes_all_looks_at_once(net, images, rule):
         glance_ms, *focus_ms = ms_of_looks_at_once(net, images, settings.looks, repeats=repeats, warm_up=warm_up)
         return _latency(bundle, batch_size, glance_ms, [(ms,) for ms in focus_ms])
     times: dict[tuple[int, int], list[float]] = {}

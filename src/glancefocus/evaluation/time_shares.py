@@ -145,8 +145,7 @@ def time_shares(
 
     The shares and the looks are measured in passes of their own, so that one measurement is no part of the other.
     """
-    if takes_all_looks_at_once(net, batches[0], rules[0]):
-        assert isinstance(net, PartsNetwork)
+    if isinstance(net, PartsNetwork) and _in_one_graph(net, batches, rules):
         shares = _shares_at_once(net, batches, rules, rounds, clock)
         repeats = max(rounds, LEAST_REPEATS)
         return shares, ms_of_looks_at_once(net, batches[0], rules[0].looks, repeats=repeats, warm_up=1, clock=clock)
@@ -170,10 +169,18 @@ def time_shares(
 
 
 def takes_all_looks_at_once(net: Any, images: Tensor, rule: ExitRule) -> bool:
-    """Whether the network goes through the loop by itself, see adaptive.LooksAtOnce."""
+    """Whether the network goes through the loop by itself, see adaptive.LooksAtOnce; some begin with the second image only."""
     at_once = getattr(net, "look_at_once", None)
     with torch.inference_mode():
-        return at_once is not None and at_once(as_scene(images), rule) is not None
+        return at_once is not None and any(at_once(as_scene(images), rule) is not None for _ in range(2))
+
+
+def _in_one_graph(net: PartsNetwork, batches: Sequence[Tensor], rules: Sequence[ExitRule]) -> bool:
+    """Whether all of these are looked at by ONNX Runtime in one graph."""
+    if net.at_once is None or not isinstance(net.at_once.run, OnnxAllLooks):
+        return False
+    alike = len({images.shape for images in batches}) == 1 and all(rule.for_one_image() is not None for rule in rules)
+    return alike and takes_all_looks_at_once(net, batches[0], rules[0])
 
 
 def _shares_at_once(
@@ -192,19 +199,24 @@ def _shares_at_once(
         outputs: Sequence[Any] | None = watch.time("graph", lambda: run(*inputs))
         return outputs
 
-    looking = PartsNetwork(net.settings, net.run, {}, 0, at_once=AtOnce(net.settings, timed))
+    looking = PartsNetwork(
+        net.settings, net.run, net.policy.map_sides, net.policy.units, at_once=AtOnce(net.settings, timed)
+    )
     with tempfile.TemporaryDirectory(prefix="glancefocus-profile-") as folder, torch.inference_mode():
         noting = run.profiled(Path(folder) / "looks")
-        noted = PartsNetwork(net.settings, net.run, {}, 0, at_once=AtOnce(net.settings, noting))
-        for _ in range(rounds):
+        noted = AtOnce(net.settings, noting)
+        noted.look(as_scene(batches[0]), rules[0])  # which is left to the loop, see AtOnce
+        for number in range(-1, rounds):
             for images, rule in zip(batches, rules, strict=True):
                 scene = TimedScene(as_scene(images), watch)
                 watch.time("all", lambda scene=scene, rule=rule: look_until_sure(looking, scene, rule))  # type: ignore[misc]
-                look_until_sure(noted, as_scene(images), rule)
+                noted.look(as_scene(images), rule)
+            if number < 0:  # a first round is not counted; all rounds are alike in what the graph does
+                watch.seconds.clear()
         seconds = watch.seconds
+        seconds["python"] = seconds["all"] - seconds["graph"] - seconds["resize"]
         for node, spent in noting.seconds_of_nodes():
-            seconds[_purpose(node)] += spent
-    seconds["python"] += seconds["all"] - seconds["graph"]
+            seconds[_purpose(node)] += spent * rounds / (rounds + 1)
     shares = {name: seconds[name] / seconds["all"] for name in SHARES[1:]}
     return {"encoder_and_classifier": 1 - sum(shares.values()), **shares}
 
@@ -229,5 +241,14 @@ def ms_of_looks_at_once(
                 look_until_sure(net, as_scene(images), every_look(count))
                 if turn >= warm_up:
                     noted.append(1000 * (clock() - started))
-    until = [0.0, *(statistics.median(noted) for noted in times.values())]
-    return [max(later - earlier, 0.0) for earlier, later in itertools.pairwise(until)]
+    turns = list(zip(*times.values(), strict=True))
+    later = [[two - one for one, two in itertools.pairwise(turn)] for turn in turns]
+    each = [
+        statistics.median(turn[0] for turn in turns),
+        *(statistics.median(spent) for spent in zip(*later, strict=True)),
+    ]
+    if min(each) > 0:
+        return each
+    # A busy moment hit some of them; how long all of them take is known better than how long each does.
+    share = statistics.median(turn[-1] for turn in turns) / looks
+    return [share] * looks

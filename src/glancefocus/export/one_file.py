@@ -51,11 +51,12 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
     }
     files = {graph["name"]: folder / graph["file"] for graph in about["graphs"]}
     try:
-        model = one_graph(files, settings, settings.policy.units, constants=constants)
+        graph = one_graph(files, settings, settings.policy.units, constants=constants).SerializeToString()
+        session = open_session(graph, torch.device("cpu"), 1)
     except BadSetting:
         return None
-    (folder / FILE).write_bytes(model.SerializeToString())
-    found = _compare(bundle, folder / FILE, sample, thresholds)
+    (folder / FILE).write_bytes(graph)
+    found = _compare(bundle, session, sample, thresholds)
     return {
         "file": FILE,
         "inputs": [
@@ -63,12 +64,12 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
             {"name": "thresholds", "shape": ["looks"]},
         ],
         "outputs": list(OUTPUTS),
+        "thresholds": thresholds,
         "compared": {"images": found.images, "same": found.same, "undecided": found.undecided},
     }
 
 
-def _compare(bundle: Bundle, file: Path, sample: Sample, thresholds: list[float]) -> _Found:
-    session, settings = open_session(file, torch.device("cpu"), 1), bundle.settings
+def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> _Found:
     rule = bundle.exit_rule(thresholds=thresholds)
     images = same = undecided = 0
     for pictures in sample.batches():
@@ -77,7 +78,7 @@ def _compare(bundle: Bundle, file: Path, sample: Sample, thresholds: list[float]
             images += 1
             network = bundle.predict_images([image], rule)
             given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
-            alone = outcome_of(session.run(OUTPUTS, given), thresholds, settings.patch_px[0])
+            alone = outcome_of(session.run(OUTPUTS, given), thresholds, bundle.settings.patch_px[0])
             if (int(alone.answer), int(alone.looks)) == (int(network.answer), int(network.looks)):
                 same += 1
             elif _rounding_decides(network, thresholds, (image.shape[-2], image.shape[-1])):

@@ -26,12 +26,16 @@ class AllLooks(Protocol):
 
 
 class AtOnce:
-    """All looks at a scene of one image, of a network that fits one graph."""
+    """All looks at a scene of one image, of a network that fits one graph.
+
+    The first such image is left to the loop: whoever has one only, or one that is left over from batches, need not wait for the
+    graph to be put together, nor hold the weights twice.
+    """
 
     def __init__(self, settings: NetworkSettings, run: AllLooks) -> None:
         self.settings = settings
         self.run = run
-        self.most_looks = settings.looks if settings.classifier == "cascaded" else None
+        self._asked_before = False
 
     def look(self, scene: Scene, rule: ExitRule) -> Outcome | None:
         """None where the scene is of several images, or the rule looks at more than their confidence."""
@@ -39,19 +43,22 @@ class AtOnce:
         thresholds = rule.for_one_image()
         if image is None or thresholds is None or not self._takes(image, len(thresholds)):
             return None
-        pixels: NDArray[np.float32] = image.contiguous().numpy()
+        if not self._asked_before:
+            self._asked_before = True
+            return None
+        pixels: NDArray[np.float32] = image.detach().contiguous().numpy()
         outputs = self.run(*self._glance(scene, pixels), pixels, np.array(thresholds, np.float32))
         return None if outputs is None else outcome_of(outputs, thresholds, self.settings.patch_px[0])
 
     def _takes(self, image: Tensor, looks: int) -> bool:
         large_enough = min(image.shape[-2:]) >= self.settings.patch_px[0]
-        return large_enough and image.dtype == torch.float32 and (self.most_looks is None or looks <= self.most_looks)
+        return large_enough and image.dtype == torch.float32 and looks <= self.settings.looks
 
     def _glance(self, scene: Scene, pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
         """What the graph makes the glance of: the image, or, of a large one, the glance."""
         px, resize = self.settings.glance_px, self.settings.glance_resize
         if pixels.size * px > MOST_SHRINKING_MACS:
-            pixels = scene.glance(px, resize).contiguous().numpy()
+            pixels = scene.glance(px, resize).detach().contiguous().numpy()
         height, width = pixels.shape[-2:]
         return pixels, shrinking(height, px, resize), shrinking(width, px, resize, across=True)
 
@@ -75,8 +82,8 @@ def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: in
     )
     looks, most = len(answered), len(thresholds)
     left = most - looks
-    threshold = np.float32(thresholds[looks - 1])
-    sure = bool(sureness[-1] > threshold) and (looks < most or threshold > 0)  # see ExitRule
+    threshold = thresholds[looks - 1]
+    sure = bool(sureness[-1] > np.float32(threshold)) and (looks < most or threshold > 0)  # see ExitRule
     aimed_at = [*where.reshape(-1, 2).tolist(), *([[math.nan, math.nan]] * left)]
     return Outcome(
         answer=torch.tensor(answered[-1:]),

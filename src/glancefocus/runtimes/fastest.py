@@ -23,6 +23,7 @@ from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
 
 CHOICES_FILE = "runtimes.json"
+MEASURING_VERSION = 2  # choices that were measured otherwise are made again
 
 
 class Looking(Protocol):
@@ -76,7 +77,8 @@ def situation(settings: NetworkSettings, device: torch.device, batch: int) -> st
     """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
     network = hashlib.sha256(json.dumps(to_plain(settings), sort_keys=True).encode()).hexdigest()[:12]
     threads = torch.get_num_threads()
-    return f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
+    told = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
+    return f"{told}, measured {MEASURING_VERSION}"
 
 
 def recall(key: str, cache: Cache) -> str | None:

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,8 @@ from glancefocus.network.parts import Part
 from glancefocus.runtimes.few_places import REWRITING_VERSION
 from glancefocus.runtimes.light_graphs import write_light
 from glancefocus.runtimes.onnx_graph import write_onnx
+
+MOST_KEPT_BYTES = 4 << 30
 
 Cache = Path | Literal["default"] | None
 """A folder; the usual one (see default_cache_dir); None: nothing is kept."""
@@ -48,18 +51,40 @@ def graphs_of(
 
 
 def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[str, Path]:
-    files = {}
+    files, fresh = {}, False
     for part in parts:
         file = folder / f"{part.name}-{fingerprint(part)}.onnx"
         if not file.exists():
             write_onnx(part, file)
+            fresh = True
         if light_weights:
             light = file.with_suffix(f".light{REWRITING_VERSION}.onnx")
             if not light.exists():
                 write_light(part, file, light)
+                fresh = True
             file = light
         files[part.name] = file
+        with suppress(OSError):  # a cache that can only be read
+            os.utime(file)  # used now
+    if fresh:
+        _forget_the_oldest(folder, keep=set(files.values()))
     return files
+
+
+def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
+    """Remove the graphs that were not used for the longest time, until the others take no more than MOST_KEPT_BYTES."""
+    taken, others = 0, []
+    for file in folder.glob("[!.]*.onnx*"):
+        with suppress(FileNotFoundError):  # another process may do the same
+            stat = file.stat()
+            if file in keep:
+                taken += stat.st_size
+            else:
+                others.append((stat.st_mtime, stat.st_size, file))
+    for _, size, file in sorted(others, reverse=True):
+        taken += size
+        if taken > MOST_KEPT_BYTES:
+            file.unlink(missing_ok=True)
 
 
 def fingerprint(part: Part) -> str:

@@ -27,6 +27,7 @@ from glancefocus.settings import NetworkSettings
 
 SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
 INPUTS = ("seen", "rows", "columns", "images", "thresholds")
+MOST_BYTES = (1 << 31) - 1
 OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
 
 
@@ -52,11 +53,17 @@ def one_graph(
         raise MissingExtra("onnx", "export") from None
     parts = {name: onnx.load(file) for name, file in files.items()}
     graph = _Composer(onnx, parts, settings, policy_units).all_looks(constants or {})
-    versions = {entry.domain: entry.version for part in parts.values() for entry in part.opset_import}
+    versions: dict[str, int] = {}
+    for entry in (entry for part in parts.values() for entry in part.opset_import):
+        versions[entry.domain] = max(entry.version, versions.get(entry.domain, 0))
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
     )
     model.ir_version = max(part.ir_version for part in parts.values())
+    if model.ByteSize() > MOST_BYTES:
+        raise BadSetting(
+            f"all looks in one graph take {model.ByteSize() / 1e9:.1f} GB, more than one ONNX graph can hold."
+        )
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.errors import BadSetting, GlancefocusError, MissingExtra
 from glancefocus.runtimes.one_graph import INPUTS, OUTPUTS, one_graph
 from glancefocus.settings import NetworkSettings
 
@@ -83,17 +83,22 @@ class OnnxAllLooks:
 
     @functools.cached_property
     def session(self) -> Any:
-        """None where the parts cannot be put together, or are not there any more."""
+        """None where the parts cannot be put together, or are not there any more: then the loop runs."""
         try:
             model = one_graph(self.graphs, self.settings, self.policy_units)
             return open_session(model.SerializeToString(), torch.device("cpu"), self.threads, self.profile)
-        except (BadSetting, OSError):
+        except (GlancefocusError, OSError):
             return None
 
     def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
         if self.session is None:
             return None
-        outputs: Sequence[Any] = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
+        try:
+            outputs: Sequence[Any] = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
+        except Exception as error:
+            if not _is_of_onnx_runtime(error):
+                raise
+            return None  # numbers that are none, aimed nowhere; the loop says what is wrong
         return outputs
 
     def seconds_of_nodes(self) -> list[tuple[str, float]]:
@@ -126,13 +131,18 @@ def open_session(graph: Path | bytes, device: torch.device, threads: int, profil
         return onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph), options, providers=providers
         )
-    except Exception as error:  # ONNX Runtime raises classes of its own, which it does not make public
-        if "pybind11_state" not in type(error).__module__:
+    except Exception as error:
+        if not _is_of_onnx_runtime(error):
             raise
         name = "the graph of all looks" if isinstance(graph, bytes) else graph
         raise BadSetting(
             f"{name} is not a graph that ONNX Runtime can run ({str(error).splitlines()[0]}). Delete it or export it again."
         ) from None
+
+
+def _is_of_onnx_runtime(error: Exception) -> bool:
+    """ONNX Runtime raises classes of its own, which it does not make public."""
+    return "pybind11_state" in type(error).__module__
 
 
 def _import(device: torch.device) -> Any:
