@@ -22,7 +22,7 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     """The median time of the glance, and of every later look with a patch of each size, aim included.
 
     Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment hits all of them alike.
-    Where a single image is looked at in one go (see adaptive.LooksAtOnce), with the bundle's score and temperatures, that is measured.
+    Where a single image is looked at in one go (see adaptive.LooksAtOnce) by the bundle's score and temperatures, that is measured.
     """
     if batch_size < 1 or repeats < 1:
         raise BadSetting(f"batch_size and repeats must be at least 1, but got {batch_size} and {repeats}.")
