@@ -67,6 +67,13 @@ def row(to: str, int8: bool, told: dict[str, Any] | None) -> list[str]:
     ]
 
 
+def one_graph_row(told: dict[str, Any]) -> list[str]:
+    """The line of looks.onnx, where the export has one."""
+    found = told["one_graph"]["compared"]
+    same = str(found["same"])
+    return ["onnx, all looks in one graph", str(found["images"]), same, same, *[""] * 3]
+
+
 def fresh_environment(folder: Path) -> Path:
     """The Python of a new environment with what predict.py needs, and nothing else."""
     venv.create(folder, with_pip=True)
@@ -115,10 +122,10 @@ def main(arguments: list[str] | None = None) -> None:
             if options.only and to not in options.only:
                 continue
             python, folder = interpreter(to), Path(place) / f"{to}{'-int8' if int8 else ''}"
-            made = python.exists()
-            rows.append(
-                row(to, int8, export(python, options.bundle, folder, to, int8, options.images) if made else None)
-            )
+            told = export(python, options.bundle, folder, to, int8, options.images) if python.exists() else None
+            rows.append(row(to, int8, told))
+            if told is not None and told.get("one_graph") is not None:
+                rows.append(one_graph_row(told))
         exported = Path(place) / "onnx"
         if not exported.exists():
             export(interpreter("onnx"), options.bundle, exported, "onnx", False, options.images)

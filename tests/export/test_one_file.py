@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.rule import ExitRule
@@ -15,7 +16,7 @@ from glancefocus.errors import BadExport, BadSetting
 from glancefocus.export import one_file
 from glancefocus.export.compare import viewed
 from glancefocus.export.one_file import fits_one_file, write_one_file
-from glancefocus.export.samples import made_up
+from glancefocus.export.samples import Sample, made_up
 
 Described = Callable[[Path], dict[str, Any]]
 
@@ -54,7 +55,18 @@ def test_it_is_not_for_other_scores_temperatures_and_sizes(
     assert not fits_one_file(replace(exported_bundle, score="entropy"))
     assert not fits_one_file(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
     assert not fits_one_file(small_bundle(patch_px=(32, 48)))
-    assert not fits_one_file(small_bundle(view={"fit": "whole"}))
+
+
+def test_pictures_that_keep_another_size_than_the_views_are_not_for_it(
+    onnx_folder: Path, small_bundle: Callable[..., Bundle], described: Described, tmp_path: Path
+) -> None:
+    about = described(onnx_folder)
+    for graph in about["graphs"]:
+        (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
+    bundle = small_bundle(view={"fit": "whole"})
+    other = Sample([torch.zeros(3, 88, 99, dtype=torch.uint8)] * 2, "larger")
+    assert write_one_file(bundle, about, tmp_path, other) is None
+    assert not (tmp_path / "looks.onnx").exists()
 
 
 def test_one_that_answers_otherwise_is_refused(

@@ -55,6 +55,7 @@ def export_folder(bundle_folder: Path, folder: Path, asked: ExportAsked, *, as_j
         "folder": str(folder),
         "to": asked.to,
         "graphs": [graph["file"] for graph in about["graphs"]],
+        "one_graph": about.get("one_graph"),
         "bytes": sum(file.stat().st_size for file in folder.iterdir()),
         "compared": about["compared"],
         "int8": about["int8"] or None,
@@ -80,5 +81,9 @@ def _print(told: dict[str, Any]) -> None:
             f"int8 ({int8['covers']}): {100 * int8['accuracy_after']:.1f} % right, {100 * int8['accuracy_before']:.1f} % before, "
             f"on {int8['images']} images of {int8['source']}"
         )
+    one = told["one_graph"]
+    if one is not None:
+        found = one["compared"]
+        say(f"{one['file']}, all looks in one graph: {found['same']} of {found['images']} images as by the network")
     say(f"wrote {told['folder']}: {len(told['graphs'])} graphs, {told['bytes'] / 1e6:.1f} MB")
     say(f"try it: python {told['folder']}/predict.py photo.jpg")

@@ -30,16 +30,15 @@ class _Found:
 
 
 def fits_one_file(bundle: Bundle) -> bool:
-    """Images of one size, in patches of one size, that leave by their confidence as it is."""
-    settings = bundle.settings
-    by_confidence = bundle.score == "confidence" and bundle.temperatures is None
-    return fits_one_graph(settings) and settings.view.fit != "whole" and by_confidence
+    """Images in patches of one size that leave by their confidence as it is."""
+    return fits_one_graph(bundle.settings) and bundle.score == "confidence" and bundle.temperatures is None
 
 
 def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: Sample) -> dict[str, Any] | None:
     """Put the graphs of a folder together in one more, and compare it with the network; what the manifest says of it.
 
-    None where its parts cannot be put together.
+    It takes images of the view's size. None where its parts cannot be put together, or no image of the sample has that size, as may
+    be where pictures keep theirs.
     """
     settings, view = bundle.settings, bundle.settings.view
     resize = settings.glance_resize
@@ -55,8 +54,10 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
         session = open_session(graph, torch.device("cpu"), 1)
     except BadSetting:
         return None
-    (folder / FILE).write_bytes(graph)
     found = _compare(bundle, session, sample, thresholds)
+    if found.images == 0:
+        return None
+    (folder / FILE).write_bytes(graph)
     return {
         "file": FILE,
         "inputs": [
@@ -70,11 +71,13 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
 
 
 def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> _Found:
-    rule = bundle.exit_rule(thresholds=thresholds)
+    rule, view = bundle.exit_rule(thresholds=thresholds), bundle.settings.view
     images = same = undecided = 0
     for pictures in sample.batches():
         for frames in pictures:
             image = viewed(frames, bundle)
+            if tuple(image.shape[1:]) != (view.height_px, view.width_px):
+                continue
             images += 1
             network = bundle.predict_images([image], rule)
             given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
