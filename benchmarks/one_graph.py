@@ -1,0 +1,101 @@
+"""Single images by ONNX Runtime: all looks in one graph against the loop around the graphs of the parts, taking turns.
+
+python benchmarks/one_graph.py --write docs/results.md
+"""
+
+import argparse
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import machine, markdown_table, write_section
+
+from glancefocus.adaptive import look_until_sure
+from glancefocus.commands.bench import BenchAsked, preset_subject
+from glancefocus.early_exit.forced import forced_exits
+from glancefocus.evaluation.bench import Subject, images_needed
+from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words, set_threads
+from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.scene import as_scene
+
+# The presets that are measured, and what they are asked for: exits of the paper, or a budget.
+ASKED = {
+    "gf-mini-48": BenchAsked(budget_macs=1.1e7),
+    "gf-mobilenetv3-large-100-96": BenchAsked(),
+    "gf-resnet50-96": BenchAsked(light_policy=True),
+}
+
+
+def measure(subject: Subject, *, light_weights: bool, rounds: int, warm_up: int = 2) -> dict[str, Any]:
+    """Milliseconds an image both ways, medians over the rounds, and the ratio within each round."""
+    one = open_runtime(subject.net, "onnx", options=RuntimeOptions(light_weights=light_weights))
+    assert isinstance(one, PartsNetwork)
+    parts = PartsNetwork(one.settings, one.run, one.policy.map_sides, one.policy.units)
+    assert subject.exits is not None
+    rules = [forced_exits([exit_after], subject.net.settings.looks) for exit_after in subject.exits]
+    ways = {"parts": parts, "one": one}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.inference_mode():
+        for number in range(-warm_up, rounds):
+            for name in ways if number % 2 == 0 else reversed(ways):
+                started = time.perf_counter()
+                for image, rule in zip(subject.images, rules, strict=True):
+                    look_until_sure(ways[name], as_scene(image), rule)
+                if number >= 0:
+                    times[name].append(1000 * (time.perf_counter() - started) / len(rules))
+    ratios = [parts / one for parts, one in zip(times["parts"], times["one"], strict=True)]
+    return {
+        "parts_ms": statistics.median(times["parts"]),
+        "one_ms": statistics.median(times["one"]),
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", choices=ASKED, default=list(ASKED))
+    parser.add_argument("--rounds", type=int, default=9, help="measured rounds; both ways once in each")
+    parser.add_argument("--write", type=Path, help="put the table into this file, such as docs/results.md")
+    chosen = parser.parse_args(words)
+    set_threads(1)
+    rows = [["network", "runtime", "parts, ms", "one graph, ms", "times faster", "slowest to fastest round"]]
+    for preset in chosen.presets:
+        subject = preset_subject(preset, None, ASKED[preset], images_needed(1))
+        for light in (False, True):
+            found = measure(subject, light_weights=light, rounds=chosen.rounds)
+            rows.append(
+                [
+                    f"`{preset}`",
+                    runtime_words("onnx", light_weights=light),
+                    f"{found['parts_ms']:.2f}",
+                    f"{found['one_ms']:.2f}",
+                    f"{found['ratio']:.2f}",
+                    f"{found['least']:.2f} to {found['most']:.2f}",
+                ]
+            )
+    body = (
+        "One image after the other on one thread, networks with made-up weights, exits as in `gf bench`. Parts: the loop in Python "
+        "around the graphs of the parts. One graph: all looks in one run. Milliseconds an image, medians of "
+        f"{chosen.rounds} rounds in which both take turns; times faster is taken within each round.\n\n{markdown_table(rows)}"
+    )
+    print(body)
+    if chosen.write is not None:
+        write_section(
+            chosen.write,
+            "one_graph",
+            title="All looks at an image in one graph",
+            command=shlex.join(["python", "benchmarks/one_graph.py", *words]),
+            machine=machine(1),
+            body=body,
+        )
+
+
+if __name__ == "__main__":
+    main()
