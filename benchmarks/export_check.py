@@ -70,8 +70,8 @@ def row(to: str, int8: bool, told: dict[str, Any] | None) -> list[str]:
 def one_graph_row(told: dict[str, Any]) -> list[str]:
     """The line of looks.onnx, where the export has one."""
     found = told["one_graph"]["compared"]
-    same = str(found["same"])
-    return ["onnx, all looks in one graph", str(found["images"]), same, same, *[""] * 3]
+    counts = [str(found[key]) for key in ("images", "same_answers", "same_looks")]
+    return ["onnx, all looks in one graph", *counts, f"{found['confidence_difference']:.1e}", "", ""]
 
 
 def fresh_environment(folder: Path) -> Path:

@@ -4,20 +4,19 @@ python benchmarks/one_graph.py --write docs/results.md
 """
 
 import argparse
+import functools
 import shlex
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from results import machine, markdown_table, write_section
 
 from glancefocus.adaptive import look_until_sure
 from glancefocus.commands.bench import BenchAsked, preset_subject
 from glancefocus.early_exit.forced import forced_exits
-from glancefocus.evaluation.bench import Subject, images_needed
+from glancefocus.evaluation.bench import Subject, images_needed, in_turns
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words, set_threads
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
@@ -37,16 +36,14 @@ def measure(subject: Subject, *, light_weights: bool, rounds: int, warm_up: int 
     parts = PartsNetwork(one.settings, one.run, one.policy.map_sides, one.policy.units)
     assert subject.exits is not None
     rules = [forced_exits([exit_after], subject.net.settings.looks) for exit_after in subject.exits]
-    ways = {"parts": parts, "one": one}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    with torch.inference_mode():
-        for number in range(-warm_up, rounds):
-            for name in ways if number % 2 == 0 else reversed(ways):
-                started = time.perf_counter()
-                for image, rule in zip(subject.images, rules, strict=True):
-                    look_until_sure(ways[name], as_scene(image), rule)
-                if number >= 0:
-                    times[name].append(1000 * (time.perf_counter() - started) / len(rules))
+
+    def look(net: PartsNetwork) -> None:
+        for image, rule in zip(subject.images, rules, strict=True):
+            look_until_sure(net, as_scene(image), rule)
+
+    ways = {"parts": functools.partial(look, parts), "one": functools.partial(look, one)}
+    seconds = in_turns(ways, subject.images.device, rounds, warm_up)
+    times = {name: [1000 * spent / len(rules) for spent in each] for name, each in seconds.items()}
     ratios = [parts / one for parts, one in zip(times["parts"], times["one"], strict=True)]
     return {
         "parts_ms": statistics.median(times["parts"]),

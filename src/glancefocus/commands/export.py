@@ -84,6 +84,9 @@ def _print(told: dict[str, Any]) -> None:
     one = told["one_graph"]
     if one is not None:
         found = one["compared"]
-        say(f"{one['file']}, all looks in one graph: {found['same']} of {found['images']} images as by the network")
+        say(
+            f"{one['file']}, all looks in one graph: of {found['images']} images {found['same_answers']} have the same answer, "
+            f"{found['same_looks']} take as many looks"
+        )
     say(f"wrote {told['folder']}: {len(told['graphs'])} graphs, {told['bytes'] / 1e6:.1f} MB")
     say(f"try it: python {told['folder']}/predict.py photo.jpg")

@@ -108,9 +108,8 @@ def open_small(
     world = settings.source
     drawn = replace(getattr(settings, world), height=side_px, width=side_px)
     least = 5  # nobody looks at the test scenes
-    shift_px = (
-        settings.augment.shift_px * side_px // max(view.height_px, view.width_px)
-    )  # as much of a scene is moved out of sight
+    # By less, so that as large a share of a scene is moved out of sight.
+    shift_px = settings.augment.shift_px * side_px // max(view.height_px, view.width_px)
     augment = replace(settings.augment, shift_px=shift_px)
     small = replace(settings, scenes=(*scenes, least), augment=augment, **{world: drawn})
     return open_data(small, replace(view, height_px=side_px, width_px=side_px), progress, frames=frames)

@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -168,7 +168,7 @@ def bench_opened(
     """The same with a network and a backbone that a runtime has opened already."""
     _check_rounds(rounds, warm_up)
     batches, rules = _batches(subject, case.batch)
-    times, outcome = _in_turns(net, backbone, batches, rules, rounds, warm_up)
+    times, outcome = _looking_in_turns(net, backbone, batches, rules, rounds, warm_up)
     shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
     images = sum(batch.shape[0] for batch in batches)
     mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
@@ -213,7 +213,7 @@ def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]
     return batches, [forced_exits(subject.exits[start : start + batch], looks) for start in starts]
 
 
-def _in_turns(
+def _looking_in_turns(
     net: GlanceFocus | PartsNetwork,
     backbone: Callable[[Tensor], Tensor],
     batches: Sequence[Tensor],
@@ -232,17 +232,24 @@ def _in_turns(
             backbone(images)
 
     ways = {"backbone": answer, "glancefocus": look}
+    return in_turns(ways, batches[0].device, rounds, warm_up), Outcome.join(outcomes)
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int
+) -> dict[str, list[float]]:
+    """{way: seconds of each round}: all of them once in every round, in turns forwards and backwards; warming up is not counted."""
     times: dict[str, list[float]] = {who: [] for who in ways}
     with torch.inference_mode():
         for number in range(-warm_up, rounds):
-            for who in ways if number % 2 == 0 else reversed(ways):
+            for who in ways if number % 2 == 0 else reversed(list(ways)):
                 started = time.perf_counter()
                 ways[who]()
-                if batches[0].is_cuda:
-                    torch.cuda.synchronize(batches[0].device)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
                 if number >= 0:
                     times[who].append(time.perf_counter() - started)
-    return times, Outcome.join(outcomes)
+    return times
 
 
 def forced_subject(

@@ -145,8 +145,8 @@ def time_shares(
 
     The shares and the looks are measured in passes of their own, so that one measurement is no part of the other.
     """
-    if isinstance(net, PartsNetwork) and _in_one_graph(net, batches, rules):
-        shares = _shares_at_once(net, batches, rules, rounds, clock)
+    if isinstance(net, PartsNetwork) and (graph := _one_graph_of(net, batches, rules)) is not None:
+        shares = _shares_at_once(net, graph, batches, rules, rounds, clock)
         repeats = max(rounds, LEAST_REPEATS)
         return shares, ms_of_looks_at_once(net, batches[0], rules[0].looks, repeats=repeats, warm_up=1, clock=clock)
     watch, looking = Stopwatch(clock), Stopwatch(clock)
@@ -175,25 +175,27 @@ def takes_all_looks_at_once(net: Any, images: Tensor, rule: ExitRule) -> bool:
         return at_once is not None and any(at_once(as_scene(images), rule) is not None for _ in range(2))
 
 
-def _in_one_graph(net: PartsNetwork, batches: Sequence[Tensor], rules: Sequence[ExitRule]) -> bool:
-    """Whether all of these are looked at by ONNX Runtime in one graph."""
+def _one_graph_of(net: PartsNetwork, batches: Sequence[Tensor], rules: Sequence[ExitRule]) -> OnnxAllLooks | None:
+    """The graph by which ONNX Runtime takes all looks at every one of these; None where it does not."""
     if net.at_once is None or not isinstance(net.at_once.run, OnnxAllLooks):
-        return False
+        return None
     alike = len({images.shape for images in batches}) == 1 and all(rule.for_one_image() is not None for rule in rules)
-    return alike and takes_all_looks_at_once(net, batches[0], rules[0])
+    return net.at_once.run if alike and takes_all_looks_at_once(net, batches[0], rules[0]) else None
 
 
 def _shares_at_once(
-    net: PartsNetwork, batches: Sequence[Tensor], rules: Sequence[ExitRule], rounds: int, clock: Clock
+    net: PartsNetwork,
+    run: OnnxAllLooks,
+    batches: Sequence[Tensor],
+    rules: Sequence[ExitRule],
+    rounds: int,
+    clock: Clock,
 ) -> dict[str, float]:
     """The same where all looks are one graph, by what it notes of its nodes.
 
     Taking notes takes time, so that looking is timed without them; what the graph took beyond its other nodes is the encoders'.
     """
     watch = Stopwatch(clock)
-    assert net.at_once is not None
-    run = net.at_once.run
-    assert isinstance(run, OnnxAllLooks)
 
     def timed(*inputs: NDArray[np.float32]) -> Sequence[Any] | None:
         outputs: Sequence[Any] | None = watch.time("graph", lambda: run(*inputs))

@@ -1,12 +1,13 @@
 """An exported network beside the one it was made from: the same pictures, answer by answer and look by look."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from glancefocus.bundle import Bundle
@@ -19,8 +20,8 @@ from glancefocus.outcome import Outcome
 
 CONFIDENCE_TOLERANCE = 1e-3
 """Largest difference between confidences of graphs that are called the same."""
-SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
-PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
+_SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
+_PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
 
 Progress = Callable[[str, int, int], None]
 Thresholds = list[Any] | None
@@ -137,17 +138,28 @@ def _add(found: Comparison, outcome: Outcome, index: int, row: Row, thresholds: 
 
 def rounding_decides(row: Row, thresholds: Thresholds) -> bool:
     """Whether a difference in the last digits could have changed how this row was looked at."""
-    for number, score in enumerate(row.scores, start=1):
-        limits = [math.inf] if thresholds is None else np.atleast_1d(thresholds[number - 1]).tolist()
-        if any(abs(score - limit) < SCORE_TIE for limit in limits):
-            return True
     height, width = row.seen.frames[0].shape[:2]
-    for place, (_, _, px) in zip(row.places, row.patches, strict=True):
-        corner = place * np.array([height - px, width - px])
-        if np.abs(corner - corner.round()).min() < PIXEL_TIE:
+    rooms = [np.array([height - px, width - px]) for _, _, px in row.patches]
+    return near_a_tie(row.scores, thresholds, zip(row.places, rooms, strict=True), row.logits)
+
+
+def near_a_tie(
+    scores: Sequence[float],
+    thresholds: Thresholds,
+    aims: Iterable[tuple[NDArray[Any], NDArray[Any]]],
+    logits: NDArray[Any],
+) -> bool:
+    """The same of an image by its score after each look, its aims as (where, room for the patch in px), and its last logits."""
+    for number, score in enumerate(scores, start=1):
+        limits = [math.inf] if thresholds is None else np.atleast_1d(thresholds[number - 1]).tolist()
+        if any(abs(score - limit) < _SCORE_TIE for limit in limits):
             return True
-    second, first = np.sort(softmax(row.logits))[-2:]
-    return bool(first - second < SCORE_TIE)
+    for where, room in aims:
+        corner = where * room
+        if np.abs(corner - corner.round()).min() < _PIXEL_TIE:
+            return True
+    second, first = np.sort(softmax(logits))[-2:]
+    return bool(first - second < _SCORE_TIE)
 
 
 def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]:

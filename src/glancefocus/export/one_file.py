@@ -1,6 +1,5 @@
 """`looks.onnx` of an export to ONNX: an image in, the answer out. For programs that want no loop of their own."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +8,14 @@ import torch
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.curve import stay_thresholds
-from glancefocus.errors import BadExport, BadSetting
-from glancefocus.export.compare import PIXEL_TIE, SCORE_TIE, viewed
+from glancefocus.errors import BadSetting
+from glancefocus.export.compare import Comparison, near_a_tie, refuse_differences, viewed
 from glancefocus.export.samples import Sample
-from glancefocus.outcome import Outcome
 from glancefocus.runtimes.at_once import outcome_of, shrinking
 from glancefocus.runtimes.one_graph import OUTPUTS, fits_one_graph, one_graph
 from glancefocus.runtimes.onnx_runtime import open_session
 
 FILE = "looks.onnx"
-
-
-@dataclass(frozen=True)
-class _Found:
-    """How many images were looked at, and of how many answer and looks are the same, or rounding decides."""
-
-    images: int = 0
-    same: int = 0
-    undecided: int = 0
 
 
 def fits_one_file(bundle: Bundle) -> bool:
@@ -55,6 +44,7 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
     except BadSetting:
         return None
     found = _compare(bundle, session, sample, thresholds)
+    refuse_differences(found, FILE)
     if found.images == 0:
         return None
     (folder / FILE).write_bytes(graph)
@@ -66,43 +56,46 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
         ],
         "outputs": list(OUTPUTS),
         "thresholds": thresholds,
-        "compared": {"images": found.images, "same": found.same, "undecided": found.undecided},
+        "compared": {
+            "images": found.images,
+            "same_answers": found.answers,
+            "same_looks": found.looks,
+            "undecided": found.undecided,
+            "confidence_difference": found.confidence_difference,
+        },
     }
 
 
-def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> _Found:
-    rule, view = bundle.exit_rule(thresholds=thresholds), bundle.settings.view
-    images = same = undecided = 0
-    for pictures in sample.batches():
-        for frames in pictures:
-            image = viewed(frames, bundle)
-            if tuple(image.shape[1:]) != (view.height_px, view.width_px):
-                continue
-            images += 1
-            network = bundle.predict_images([image], rule)
-            given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
-            alone = outcome_of(session.run(OUTPUTS, given), thresholds, bundle.settings.patch_px[0])
-            if (int(alone.answer), int(alone.looks)) == (int(network.answer), int(network.looks)):
-                same += 1
-            elif _rounding_decides(network, thresholds, (image.shape[-2], image.shape[-1])):
-                undecided += 1
-            else:
-                raise BadExport(
-                    f"{FILE} does not answer as the network does: image {images} is class {int(network.answer)} after "
-                    f"{int(network.looks)} looks, in the graph class {int(alone.answer)} after {int(alone.looks)}. "
-                    "Nothing was written."
-                )
-    return _Found(images, same, undecided)
-
-
-def _rounding_decides(outcome: Outcome, thresholds: list[float], image_hw: tuple[int, int]) -> bool:
-    """Whether a difference in the last digits could have changed how an image was looked at."""
-    looks = int(outcome.looks)
-    sureness = outcome.confidence_after[0, :looks].numpy()
-    near_threshold = np.abs(sureness - np.array(thresholds[:looks])) < SCORE_TIE
-    room = np.array(image_hw) - outcome.patch_px[0, : looks - 1].numpy()[:, None]
-    corners = outcome.where[0, : looks - 1].numpy() * room
-    second, first = outcome.logits[0].softmax(dim=0).topk(2).values.flip(0).tolist()
-    return bool(
-        near_threshold.any() or (np.abs(corners - corners.round()) < PIXEL_TIE).any() or first - second < SCORE_TIE
-    )
+def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> Comparison:
+    """Look at every picture of the view's size with both, one at a time."""
+    found = Comparison()
+    rule, view, px = bundle.exit_rule(thresholds=thresholds), bundle.settings.view, bundle.settings.patch_px[0]
+    room = np.array([view.height_px - px, view.width_px - px])
+    for image in (viewed(frames, bundle) for pictures in sample.batches() for frames in pictures):
+        if tuple(image.shape[1:]) != (view.height_px, view.width_px):
+            continue
+        found.images += 1
+        network = bundle.predict_images([image], rule)
+        given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
+        alone = outcome_of(session.run(OUTPUTS, given), thresholds, px)
+        same_answer, same_looks = int(alone.answer) == int(network.answer), int(alone.looks) == int(network.looks)
+        found.answers += same_answer
+        found.looks += same_looks
+        looks = int(network.looks)
+        sureness = network.confidence_after[0, :looks]
+        if same_answer and same_looks:
+            gap = (alone.confidence_after[0, :looks] - sureness).abs().max()
+            found.confidence_difference = max(found.confidence_difference, float(gap))
+        elif near_a_tie(
+            sureness.tolist(),
+            thresholds,
+            [(where, room) for where in network.where[0, : looks - 1].numpy()],
+            network.logits[0].numpy(),
+        ):
+            found.undecided += 1
+        else:
+            found.differing.append(
+                f"image {found.images} is class {int(network.answer)} after {looks} looks, "
+                f"in {FILE} class {int(alone.answer)} after {int(alone.looks)}"
+            )
+    return found

@@ -43,7 +43,8 @@ def _one_file(about: dict[str, Any]) -> str:
     return f"""`{one["file"]}` is all of them in one, with the loop inside. It is given `images` {size}, normalised as `view` in
 `glancefocus.json` says, and `thresholds`, one for each look (`one_graph`, there). It gives `logits` after the last look;
 `answer` and `confidence` after the glance; `answers`, `confidences` and `where` (y, x in 0 to 1) after each closer look, of which
-there are fewer where it was sure earlier. {found["same"]} of {found["images"]} images had the same answer after as many looks.
+there are fewer where it was sure earlier. Of {found["images"]} images {found["same_answers"]} had the same answer, and
+{found["same_looks"]} took as many looks.
 
 """
 
