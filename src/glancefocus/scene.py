@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ImageTooSmall
+from glancefocus.resize import antialiased
 from glancefocus.settings import GlanceResize, ViewSettings
 
 
@@ -53,7 +54,7 @@ def shrink(images: Tensor, px: int, resize: GlanceResize = "antialias") -> Tenso
 def resized(images: Tensor, size: tuple[int, int], resize: GlanceResize) -> Tensor:
     """The whole of each image (B, C, H, W) at this (height, width), see shrink."""
     if resize == "antialias":
-        return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
+        return antialiased(images, size)
     return F.interpolate(images, size=size, mode=resize, align_corners=True)
 
 

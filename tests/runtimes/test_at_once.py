@@ -21,13 +21,12 @@ from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import Confidence, Entropy
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.time_shares import SHARES, ms_of_looks_at_once, time_shares
+from glancefocus.export.one_file import shrinking
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.runtimes import at_once
-from glancefocus.runtimes.at_once import shrinking
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.runtimes.one_graph import fits_one_graph
@@ -221,13 +220,12 @@ def test_images_that_somebody_differentiates_are_looked_at_too(small_net: Make, 
     assert_same(look_until_sure(looking, as_scene(image), every_look(3)), at_once_of(looking, images(1), every_look(3)))
 
 
-def test_large_images_are_resized_before(small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_any_size_go_through_one_graph(small_net: Make, graph_cache: Path) -> None:
     net = small_net(looks=3).eval()
     looking = opened(net, graph_cache)
-    inside = at_once_of(looking, images(1, 90, 70), every_look(3))
-    monkeypatch.setattr(at_once, "MOST_SHRINKING_MACS", 1)
-    assert_same(at_once_of(looking, images(1, 90, 70), every_look(3)), inside)
-    assert_same(inside, by_the_loop(net, images(1, 90, 70), every_look(3)))
+    for height, width in ((64, 72), (90, 70), (32, 300)):
+        image = images(1, height, width)
+        assert_same(at_once_of(looking, image, every_look(3)), by_the_loop(net, image, every_look(3)))
 
 
 @pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
@@ -257,13 +255,8 @@ def test_only_images_in_patches_of_one_size_fit(small_net: Make, kind: dict[str,
     assert not fits_one_graph(replace(settings, looks=1))
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["resized inside", "resized before"])
-def test_shares_are_told_of_the_graph(
-    inside: bool, small_net: Make, graph_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_are_told_of_the_graph(small_net: Make, graph_cache: Path) -> None:
     looking = opened(small_net(looks=3, glance_px=48).eval(), graph_cache)
-    if not inside:
-        monkeypatch.setattr(at_once, "MOST_SHRINKING_MACS", 1)
     picture = images(1, 600, 600)
     shares, ms_per_look = time_shares(looking, [picture] * 2, [every_look(3)] * 2, rounds=2)
     assert tuple(shares) == SHARES

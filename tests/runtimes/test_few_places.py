@@ -81,12 +81,37 @@ def test_products_give_the_numbers_of_convolutions(tmp_path: Path, monkeypatch: 
 
 
 def test_between_products_pixels_stay_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transposition into pixels, one out of them for the grouped convolution, one each for the maps that are averaged, and two
-    for those of which one is stretched over the other."""
+    """One transposition into pixels, one out of them for the grouped convolution, one each for the maps that are averaged, and one
+    for the larger of two of which one is stretched over the other: the smaller is a pixel."""
     monkeypatch.setattr(few_places, "HEAVY", 0)
     model = written(block_part(), tmp_path)
     convolutions_as_products(model)
-    assert counts(model)["Transpose"] == 6
+    assert counts(model)["Transpose"] == 5
+
+
+class Gate(nn.Module):
+    """Squeeze and excite: convolutions of a map of one pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(6, 4, 1)
+        self.excite = nn.Conv2d(4, 6, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = images.mean(dim=(2, 3), keepdim=True)
+        return images * torch.sigmoid(self.excite(torch.relu(self.squeeze(pooled))))
+
+
+def test_a_map_of_one_pixel_is_never_transposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_places, "HEAVY", 0)
+    torch.manual_seed(0)
+    model = written(Part("gate", Gate().eval(), ("images",), ("gated",), ((6, 9, 9),)), tmp_path)
+    images = (torch.randn(3, 6, 9, 9),)
+    expected = answers(model, images)
+    assert len(convolutions_as_products(model)) == 2
+    onnx.checker.check_model(model)
+    np.testing.assert_allclose(answers(model, images)[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert counts(model)["Transpose"] == 0
 
 
 def test_light_layers_and_large_maps_stay_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """Stage II must learn to aim in a world that only aiming solves: one bright square on grey, read only where it is looked at."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glancefocus.data.splits import shuffled
 from glancefocus.evaluation.every_look import evaluate_every_look
@@ -63,6 +64,30 @@ def test_several_passes_find_it_in_fewer_batches(square_world: World) -> None:
     workshop = square_world(looks=2, lr=5e-3, reward="increment", passes=3)
     learn(workshop, steps=STEPS // 2)
     assert hit_rate(workshop)[0] > 0.8
+
+
+class KnewBefore(nn.Module):
+    """A classifier to whom no patch says anything new."""
+
+    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+        return vector if memory is None else memory
+
+    def answer(self, memory: Tensor, look: int) -> Tensor:
+        return 6 * memory
+
+
+@pytest.mark.parametrize(
+    ("reward", "together"),
+    [("increment", True), ("contrastive", True), ("contrastive", False), ("cross_entropy", True)],
+)
+def test_own_heads_teach_where_the_classifier_has_nothing_to_say(
+    reward: str, together: bool, square_world: World
+) -> None:
+    for judge, found in (("classifier", False), ("own_head", True)):
+        workshop = square_world(looks=2, lr=5e-3, reward=reward, judge=judge, compare_together=together)
+        workshop.net.classifier = KnewBefore()  # type: ignore[assignment]
+        learn(workshop)
+        assert (hit_rate(workshop)[0] > 0.8) is found, judge
 
 
 def broken(how: str) -> Callable[..., Tensor]:
@@ -181,6 +206,35 @@ def test_the_policy_with_the_best_last_look_is_the_one_that_is_kept(square_world
     for name, tensor in workshop.net.policy.state_dict().items():
         assert torch.equal(tensor, kept[name])
     assert resumed.validate(workshop.data.val)["val_accuracy"][-1] == good
+
+
+def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_is_kept(
+    square_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop = square_world(looks=3)
+    stage = AimStage(workshop)
+    whole = stage2_aim.evaluate_every_look
+
+    def validated(accuracy: list[float], mark: float) -> float:
+        """Marks the policy, says that it has this accuracy, and returns the mark of the one that is kept."""
+
+        def told(*arguments: object, **others: object) -> object:
+            evaluation = whole(*arguments, **others)  # type: ignore[arg-type]
+            return SimpleNamespace(
+                accuracy_per_look=accuracy, outcome=evaluation.outcome, hit_rate_per_focus=lambda boxes: [0.0, 0.0]
+            )
+
+        monkeypatch.setattr(stage2_aim, "evaluate_every_look", told)
+        torch.nn.init.constant_(workshop.net.policy.critic.bias, mark)
+        stage.validate(workshop.data.val)
+        return float(stage.best_policy["critic.bias"])
+
+    assert validated([0.5, 0.6, 0.9], 1) == 1
+    assert validated([0.5, 0.8, 0.9], 2) == 2
+    assert validated([0.5, 0.7, 0.9], 3) == 2
+    assert validated([0.9, 0.9, 0.8], 4) == 2
+    assert validated([0.5, 0.8, 0.9], 5) == 5  # alike in everything: the later one
+    assert validated([0.0, 0.0, 0.95], 6) == 6
 
 
 def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: World) -> None:

@@ -25,7 +25,7 @@ from glancefocus.network.parts import take_apart
 from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.runtimes.eager import as_tuple
 from glancefocus.runtimes.network import PartsNetwork
-from glancefocus.runtimes.one_graph import CUTTING, LEAVING, SHRINKING
+from glancefocus.runtimes.one_graph import CUTTING, LEAVING
 from glancefocus.runtimes.onnx_runtime import OnnxAllLooks
 from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import GlanceResize
@@ -228,7 +228,7 @@ def _purpose(node: str) -> str:
     part = node.removeprefix("fused ").partition("/")[0]
     if part.startswith("aim_"):
         return "policy"
-    return {SHRINKING: "resize", CUTTING: "crop", LEAVING: "python"}.get(part, "encoder_and_classifier")
+    return {CUTTING: "crop", LEAVING: "python"}.get(part, "encoder_and_classifier")
 
 
 def ms_of_looks_at_once(

@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.curve import stay_thresholds
 from glancefocus.errors import BadSetting
 from glancefocus.export.compare import Comparison, near_a_tie, refuse_differences, viewed
 from glancefocus.export.samples import Sample
-from glancefocus.runtimes.at_once import outcome_of, shrinking
+from glancefocus.runtimes.at_once import outcome_of
 from glancefocus.runtimes.one_graph import OUTPUTS, fits_one_graph, one_graph
 from glancefocus.runtimes.onnx_runtime import open_session
+from glancefocus.scene import resized
+from glancefocus.settings import GlanceResize
 
 FILE = "looks.onnx"
 
@@ -33,13 +36,13 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
     resize = settings.glance_resize
     own = bundle.thresholds if bundle.thresholds is not None else stay_thresholds(settings.looks, 1)
     thresholds = [float(t) for t in np.ravel(np.asarray(own, dtype=np.float32))]
-    constants = {
+    shrinking_by = {
         "rows": shrinking(view.height_px, settings.glance_px, resize),
         "columns": shrinking(view.width_px, settings.glance_px, resize, across=True),
     }
     files = {graph["name"]: folder / graph["file"] for graph in about["graphs"]}
     try:
-        graph = one_graph(files, settings, settings.policy.units, constants=constants).SerializeToString()
+        graph = one_graph(files, settings, settings.policy.units, shrinking_by=shrinking_by).SerializeToString()
         session = open_session(graph, torch.device("cpu"), 1)
     except BadSetting:
         return None
@@ -64,6 +67,15 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
             "confidence_difference": found.confidence_difference,
         },
     }
+
+
+def shrinking(side: int, px: int, resize: GlanceResize, *, across: bool = False) -> NDArray[np.float32]:
+    """(px, side) with which a column of pixels is multiplied to be resized; across: (side, px), by which a row is."""
+    if side == px:
+        return np.eye(px, dtype=np.float32)
+    with torch.inference_mode():
+        matrix: NDArray[np.float32] = resized(torch.eye(side)[None, None], (px, side), resize)[0, 0].numpy()
+    return np.ascontiguousarray(matrix.T) if across else matrix
 
 
 def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> Comparison:

@@ -1,6 +1,5 @@
 """Takes all looks at a single image by one run of one graph: between looks there is nothing left to wait for."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,11 +11,8 @@ from torch import Tensor
 
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.outcome import Outcome
-from glancefocus.scene import Scene, resized
-from glancefocus.settings import GlanceResize, NetworkSettings
-
-# An image that is resized by products as they are, most of whose factors are 0: up to so many multiply-adds that is the fastest.
-MOST_SHRINKING_MACS = 1 << 25
+from glancefocus.scene import Scene
+from glancefocus.settings import NetworkSettings
 
 
 class AllLooks(Protocol):
@@ -46,31 +42,14 @@ class AtOnce:
         if not self._asked_before:
             self._asked_before = True
             return None
-        pixels: NDArray[np.float32] = image.detach().contiguous().numpy()
-        outputs = self.run(*self._glance(scene, pixels), pixels, np.array(thresholds, np.float32))
+        glance = scene.glance(self.settings.glance_px, self.settings.glance_resize)
+        seen = [tensor.detach().contiguous().numpy() for tensor in (glance, image)]
+        outputs = self.run(*seen, np.array(thresholds, np.float32))
         return None if outputs is None else outcome_of(outputs, thresholds, self.settings.patch_px[0])
 
     def _takes(self, image: Tensor, looks: int) -> bool:
         large_enough = min(image.shape[-2:]) >= self.settings.patch_px[0]
         return large_enough and image.dtype == torch.float32 and looks <= self.settings.looks
-
-    def _glance(self, scene: Scene, pixels: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        """What the graph makes the glance of: the image, or, of a large one, the glance."""
-        px, resize = self.settings.glance_px, self.settings.glance_resize
-        if pixels.size * px > MOST_SHRINKING_MACS:
-            pixels = scene.glance(px, resize).detach().contiguous().numpy()
-        height, width = pixels.shape[-2:]
-        return pixels, shrinking(height, px, resize), shrinking(width, px, resize, across=True)
-
-
-@functools.lru_cache(maxsize=32)
-def shrinking(side: int, px: int, resize: GlanceResize, *, across: bool = False) -> NDArray[np.float32]:
-    """(px, side) with which a column of pixels is multiplied to be resized; across: (side, px), by which a row is."""
-    if side == px:
-        return np.eye(px, dtype=np.float32)
-    with torch.inference_mode():
-        matrix: NDArray[np.float32] = resized(torch.eye(side)[None, None], (px, side), resize)[0, 0].numpy()
-    return np.ascontiguousarray(matrix.T) if across else matrix
 
 
 def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: int) -> Outcome:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-REWRITING_VERSION = 1
+REWRITING_VERSION = 2
 """Raise it whenever a graph would be rewritten differently: kept graphs of another version are not used."""
 
 HEAVY = 2**17
@@ -105,16 +105,20 @@ class _Rewritten:
         self._only_pixels.remove(name)
         shape = self.shapes[name]
         assert shape is not None
-        flat = self._node("Transpose", f"{name}/flat", [self._pixels[name]], perm=[0, 2, 1])
+        flat = self._pixels[name]
+        if shape[1:] != (1, 1):  # of a single pixel both orders are the same
+            flat = self._node("Transpose", f"{name}/flat", [flat], perm=[0, 2, 1])
         self._node("Reshape", name, [flat, self._constant(f"{name}/shape", [0, *shape])])
 
     def _pixels_of(self, name: str) -> str:
         if name not in self._pixels:
             shape = self.shapes[name]
             assert shape is not None
-            flat_shape = self._constant(f"{name}/flat_shape", [0, shape[0], shape[1] * shape[2]])
-            flat = self._node("Reshape", f"{name}/flat", [name, flat_shape])
-            self._pixels[name] = self._node("Transpose", f"{name}/pixels", [flat], perm=[0, 2, 1])
+            single = shape[1:] == (1, 1)
+            sides = [1, shape[0]] if single else [shape[0], shape[1] * shape[2]]
+            flat = self._node("Reshape", f"{name}/flat", [name, self._constant(f"{name}/flat_shape", [0, *sides])])
+            transposed = flat if single else self._node("Transpose", f"{name}/pixels", [flat], perm=[0, 2, 1])
+            self._pixels[name] = transposed
         return self._pixels[name]
 
     def _made_pixels(self, name: str, rows: str) -> None:

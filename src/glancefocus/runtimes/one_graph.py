@@ -1,7 +1,6 @@
 """All looks at one image as one ONNX graph: the loop is inside, and ends as soon as the image is sure.
 
-    seen           (1, 3, h, w)     what the glance is made of: the image, or a glance already
-    rows, columns  (px, h), (w, px) the glance is rows x seen x columns: resizing is a product on either side
+    glances        (1, 3, px, px)   the image at low resolution; a graph for images of one size makes it itself
     images         (1, 3, H, W)     what patches are cut out of
     thresholds     (T,)             one for each look that may be taken
     ->
@@ -26,7 +25,7 @@ from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.settings import NetworkSettings
 
 SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
-INPUTS = ("seen", "rows", "columns", "images", "thresholds")
+INPUTS = ("glances", "images", "thresholds")
 MOST_BYTES = (1 << 31) - 1
 OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
 
@@ -40,19 +39,20 @@ def one_graph(
     files: Mapping[str, Path],
     settings: NetworkSettings,
     policy_units: int,
-    constants: Mapping[str, NDArray[np.float32]] | None = None,
+    shrinking_by: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> Any:
     """The ModelProto of all looks.
 
-    files      {part: graph}
-    constants  `rows` and `columns` of images of one size, which are `seen`, too: the graph knows them then and is not given them
+    files         {part: graph}
+    shrinking_by  `rows` (px, H) and `columns` (W, px) for images of one size, of which the graph is not given the glance then: that
+                  is rows x image x columns, for resizing is a product on either side
     """
     try:
         import onnx
     except ModuleNotFoundError:
         raise MissingExtra("onnx", "export") from None
     parts = {name: onnx.load(file) for name, file in files.items()}
-    graph = _Composer(onnx, parts, settings, policy_units).all_looks(constants or {})
+    graph = _Composer(onnx, parts, settings, policy_units).all_looks(shrinking_by or {})
     versions: dict[str, int] = {}
     for entry in (entry for part in parts.values() for entry in part.opset_import):
         versions[entry.domain] = max(entry.version, versions.get(entry.domain, 0))
@@ -77,13 +77,20 @@ class _Composer:
         self.settings = settings
         self.units = policy_units
 
-    def all_looks(self, known: Mapping[str, NDArray[np.float32]]) -> Any:
+    def all_looks(self, shrinking_by: Mapping[str, NDArray[np.float32]]) -> Any:
         types, px, side = self.types, self.settings.patch_px[0], self.settings.glance_px
-        seen = "images" if "rows" in known else "seen"
         nodes, weights = self._part("glance", {"glances": "glances"})
+        sides: dict[str, list[Any]] = {"images": [1, 3, "height", "width"], "thresholds": ["looks"]}
+        if shrinking_by:
+            nodes = [
+                self._node(SHRINKING, "MatMul", ["images", "columns"], ["narrow"]),
+                self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
+                *nodes,
+            ]
+            sides["images"] = [1, 3, shrinking_by["rows"].shape[1], shrinking_by["columns"].shape[0]]
+        else:
+            sides = {"glances": [1, 3, side, side], **sides}
         nodes = [
-            self._node(SHRINKING, "MatMul", [seen, "columns"], ["narrow"]),
-            self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
             *nodes,
             self._node(CUTTING, "Shape", ["images"], ["image_hw"], start=2),
             self._node(CUTTING, "Sub", ["image_hw", "patch_hw"], ["room_px"]),
@@ -107,19 +114,8 @@ class _Composer:
             self._constant("the_glance", [1], "int64"),
             self._constant("none_yet", 0, "int64"),
             self._constant("no_policy_memory", [[0.0] * self.units], "float32"),
-            *(self._constant(name, value, "float32") for name, value in known.items()),
+            *(self._constant(name, value, "float32") for name, value in shrinking_by.items()),
         ]
-        if seen == "images":
-            hw: list[Any] = [known["rows"].shape[1], known["columns"].shape[0]]
-            sides = {"images": [1, 3, *hw], "thresholds": ["looks"]}
-        else:
-            sides = {
-                "seen": [1, 3, "seen_height", "seen_width"],
-                "rows": [side, "seen_height"],
-                "columns": ["seen_width", side],
-                "images": [1, 3, "height", "width"],
-                "thresholds": ["looks"],
-            }
         inputs = [self._value(name, types.FLOAT, shape) for name, shape in sides.items()]
         one, each = [1], ["focused", 1]
         shapes: list[list[Any]] = [[1, "classes"], one, one, each, each, [*each, 2]]

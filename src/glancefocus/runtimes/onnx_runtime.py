@@ -120,8 +120,9 @@ def open_session(graph: Path | bytes, device: torch.device, threads: int, profil
     options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3  # errors
-    # Threads that spin while they wait would take the cores that resizing, cropping and the loop need.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads spin while they wait for their share of a graph, but not from one run to the next: then they would take the cores
+    # that resizing, cropping and the loop need.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     providers: list[Any] = ["CPUExecutionProvider"]

@@ -1,5 +1,6 @@
 """Episodes: every look of a batch, kept for learning; and the policy that explores."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,13 @@ from glancefocus.look import Aim, Look
 from glancefocus.network.policy import draw_one_px
 from glancefocus.scene import Scene
 from glancefocus.training.ppo import gaussian_log_prob
+
+Judge = Callable[[Look], Tensor]  # (B, classes) by which a look is judged
+
+
+def the_answer(look: Look) -> Tensor:
+    """What the network answers after all looks so far."""
+    return look.logits
 
 
 class Episode:
@@ -73,13 +81,14 @@ def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tu
 class ComparingNetwork:
     """Looks where it is aimed and, in the same batch, at random places.
 
-    elsewhere  for every focus look so far (draws, B, classes): the answers had it gone to random places instead
+    elsewhere  for every focus look so far (draws, B, classes): what the judge says had it gone to random places instead
     """
 
-    def __init__(self, net: LookingNetwork, draws: int, generator: torch.Generator) -> None:
+    def __init__(self, net: LookingNetwork, draws: int, generator: torch.Generator, judge: Judge = the_answer) -> None:
         self.net = net
         self.draws = draws
         self.generator = generator
+        self.judge = judge
         self.elsewhere: list[Tensor] = []
 
     def glance(self, scene: Scene) -> Look:
@@ -91,7 +100,7 @@ class ComparingNetwork:
         places = [random_places(count, self.generator, device) for _ in range(self.draws)]
         aims = replace(aim.keep(several), where=torch.cat([aim.where, *places]))
         seen = self.net.focus(look.at(several), aims)
-        self.elsewhere.append(seen.logits[count:].reshape(self.draws, count, -1))
+        self.elsewhere.append(self.judge(seen)[count:].reshape(self.draws, count, -1))
         chosen = seen.at(torch.arange(count, device=device))
         return replace(chosen, scene=look.scene, rows=look.rows, aim=aim)
 
@@ -112,9 +121,9 @@ class FixedPolicy:
             return self.policy.aim(look)
 
 
-def label_probability(looks: list[Look], labels: Tensor) -> Tensor:
+def label_probability(looks: list[Look], labels: Tensor, judge: Judge = the_answer) -> Tensor:
     """(T, B) probability of the true class after each look."""
-    return torch.stack([probability_of(look.logits, labels) for look in looks])
+    return torch.stack([probability_of(judge(look), labels) for look in looks])
 
 
 def probability_of(logits: Tensor, labels: Tensor) -> Tensor:

@@ -85,6 +85,9 @@ class RecogniseSettings:
 class AimSettings:
     """Stage II: PPO on the frozen network (A.2).
 
+    judge              who says what a patch was worth, by the probability of the label: the classifier after all looks so far, the
+                       paper's; or the focus encoder's own head by the patch alone (beyond the paper), which has something to say
+                       of images, too, that the glance knew already: where these are many, policies learn from all of them
     monte_carlo        random patches a look that the contrastive reward compares with
     passes             over each batch; with 1, as in the paper, the ratio is 1 and the clip never acts
     gae_lambda         generalised advantages; None: discounted returns less the critic's value, as in the paper
@@ -98,6 +101,7 @@ class AimSettings:
     epochs: int = 15
     lr: float = 3e-4
     reward: Reward = "contrastive"
+    judge: Literal["classifier", "own_head"] = "classifier"
     monte_carlo: int = 1
     discount: float = 0.7
     clip: float = 0.2

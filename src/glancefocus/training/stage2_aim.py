@@ -17,12 +17,14 @@ from glancefocus.scene import Scene, as_batch
 from glancefocus.training.episode import (
     ComparingNetwork,
     ExploringPolicy,
+    Judge,
     accuracy_after,
     after_exploring,
     label_probability,
     play,
     probability_of,
     random_places,
+    the_answer,
 )
 from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.ppo import (
@@ -67,13 +69,14 @@ def play_and_reward(
     net  the workshop's, whose glance at the scene may be known
     """
     settings, whole = workshop.settings.aim, workshop.net.settings
+    judge = workshop.net.own_answer if settings.judge == "own_head" else the_answer
     if settings.reward != "contrastive" or not settings.compare_together:
         looks = play(net, scene, whole.looks, explorer)
-        return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None)
+        return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None, judge)
     later = after_exploring(explorer.generator, whole.looks - 1, scene.count, whole.patch_px)
-    comparing = ComparingNetwork(net, settings.monte_carlo, later)
+    comparing = ComparingNetwork(net, settings.monte_carlo, later, judge)
     looks = play(comparing, scene, whole.looks, explorer)
-    return looks, episode_rewards(net, looks, labels, settings, later, comparing.elsewhere)
+    return looks, episode_rewards(net, looks, labels, settings, later, comparing.elsewhere, judge)
 
 
 def episode_rewards(
@@ -83,31 +86,39 @@ def episode_rewards(
     settings: AimSettings,
     generator: torch.Generator,
     elsewhere: list[Tensor] | None,
+    judge: Judge = the_answer,
 ) -> Tensor:
     """(L, B) what each aim of an episode was worth.
 
-    elsewhere  of the contrastive reward, for each aim (draws, B, classes): the answers after random patches instead; None: they
-               are looked at now
+    elsewhere  of the contrastive reward, for each aim (draws, B, classes): what the judge says of random patches instead; None:
+               they are looked at now
     """
-    probability = label_probability(looks, labels)
+    probability = label_probability(looks, labels, judge)
     if settings.reward == "increment":
         return increment_reward(probability)
     if settings.reward == "cross_entropy":
         return cross_entropy_reward(probability)
     if elsewhere is None:
         pairs = list(itertools.pairwise(looks))
-        elsewhere = [answers_elsewhere(net, look, now.aim, settings.monte_carlo, generator) for look, now in pairs]
+        elsewhere = [
+            answers_elsewhere(net, look, now.aim, settings.monte_carlo, generator, judge) for look, now in pairs
+        ]
     at_random = [probability_of(answers, labels).mean(dim=0) for answers in elsewhere]
     return contrastive_reward(probability, torch.stack(at_random))
 
 
 def answers_elsewhere(
-    net: LookingNetwork, look: Look, aim: Aim | None, draws: int, generator: torch.Generator
+    net: LookingNetwork,
+    look: Look,
+    aim: Aim | None,
+    draws: int,
+    generator: torch.Generator,
+    judge: Judge = the_answer,
 ) -> Tensor:
-    """(draws, B, classes) what the network answers after random patches of the size of the aim's."""
+    """(draws, B, classes) what the judge says of random patches of the size of the aim's."""
     assert aim is not None
     places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
-    return torch.stack([net.focus(look, Aim(where=where, patch_px=aim.patch_px)).logits for where in places])
+    return torch.stack([judge(net.focus(look, Aim(where=where, patch_px=aim.patch_px))) for where in places])
 
 
 def improve_policy(
@@ -159,7 +170,8 @@ def along(start: float, end: float | None, progress: float) -> float:
 
 
 class AimStage:
-    """Stage II. The policy with the best last-look accuracy on the validation data is the one that is kept."""
+    """Stage II. The policy with the best last-look accuracy on the validation data is kept; of several such, the one that is right
+    the earliest."""
 
     name = "aim"
 
@@ -173,7 +185,7 @@ class AimStage:
         optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
         self.step, self.optimizer = workshop.accelerator.prepare(PolicyStep(policy), optimizer)
         self.glances = FrozenGlances(workshop, self.epochs)
-        self.best_accuracy = -1.0
+        self.best_accuracy: list[float] = []
         self.best_policy: dict[str, Tensor] = {}
 
     def begin(self) -> None:
@@ -207,8 +219,9 @@ class AimStage:
             net, split, policy, workers=self.workshop.workers, glance=self.glances.of_validation(split)
         )
         accuracy = evaluation.accuracy_per_look
-        if accuracy[-1] > self.best_accuracy:
-            self.best_accuracy = accuracy[-1]
+        ranked = [accuracy[-1], sum(accuracy)]  # of those alike after the last look, who is right earlier
+        if ranked >= self.best_accuracy:
+            self.best_accuracy = ranked
             self.best_policy = {name: t.detach().clone() for name, t in net.policy.state_dict().items()}
         deviation = evaluation.outcome.where[:, 0].std(dim=0, unbiased=False)
         numbers: dict[str, Any] = {
@@ -229,5 +242,5 @@ class AimStage:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.best_accuracy = float(state["best_accuracy"])
+        self.best_accuracy = list(state["best_accuracy"])
         self.best_policy = dict(state["best_policy"])
