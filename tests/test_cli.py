@@ -90,6 +90,22 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert in_a_new_process(code).strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["by itself", "a number of one's own", "a policy of one's own"],
+)
+def test_openmp_spins_briefly_unless_told_otherwise(
+    given: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code = "import os, glancefocus; print(os.environ.get('GOMP_SPINCOUNT'))"
+    assert in_a_new_process(code).strip() == expected
+
+
 @pytest.mark.parametrize("verb", ["models", "import", "predict", "train", "demo"])
 def test_every_verb_explains_itself_with_an_example(verb: str, gf: Run) -> None:
     done = gf(verb, "--help")
