@@ -31,10 +31,12 @@ def test_the_numbers_are_those_of_torch(
     shape: tuple[int, ...], size: tuple[int, int], order: torch.memory_format
 ) -> None:
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=order)
-    torch.testing.assert_close(antialiased(images, size), by_torch(images, size), rtol=0, atol=2e-6)
+    small = antialiased(images, size)
+    torch.testing.assert_close(small, by_torch(images, size), rtol=0, atol=2e-6)
+    assert small.is_contiguous(memory_format=order)
 
 
-def test_slices_of_images_are_resized_where_they_lie() -> None:
+def test_slices_of_images_are_resized_too() -> None:
     images = torch.randn(3, 4, 60, 50, generator=torch.Generator().manual_seed(0))[:, :3, 5:45, ::2]
     torch.testing.assert_close(antialiased(images, (16, 12)), by_torch(images, (16, 12)), rtol=0, atol=2e-6)
 
@@ -48,14 +50,23 @@ def test_autocast_rounds_nothing() -> None:
 
 
 def test_what_inference_prepared_serves_training_too() -> None:
-    resize._taps.cache_clear()
-    resize._bags.cache_clear()
-    images = torch.randn(1, 3, 40, 40)
+    for cached in (resize._taps, resize._bags, resize._stripes):
+        cached.cache_clear()
     with torch.inference_mode():
-        antialiased(images, (16, 16))
-    weight = torch.ones(3, 1, 1, requires_grad=True)
-    (antialiased(images, (16, 16)) * weight).sum().backward()
-    assert weight.grad is not None
+        antialiased(torch.randn(1, 3, 40, 40), (16, 16))
+    prepared = [*resize._taps(40, 16), *resize._bags(3, 40, 16), resize._stripes(40, 16)[0].matrix]
+    assert not any(tensor.is_inference() for tensor in prepared)
+
+
+def test_torchs_defaults_change_nothing() -> None:
+    images = torch.randn(1, 3, 41, 43, dtype=torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            small = antialiased(images, (16, 16))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(small, by_torch(images, (16, 16)), rtol=0, atol=2e-6)
 
 
 def test_gradients_and_other_numbers_are_left_to_torch() -> None:

@@ -7,7 +7,6 @@ outcome = bundle.predict(["a.jpg"])
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
     from glancefocus.outcome import Outcome
 
 __version__ = "0.1.0"
-
-# Threads of GNU's OpenMP, with which torch computes, spin for milliseconds in case there is more to do, and take the cores from
-# those who have something to do: ONNX Runtime's threads, loaders, other programs. A fraction is enough. Read by torch's import.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
 _HOMES = {

@@ -1,11 +1,13 @@
 """Antialiased resizing on the CPU by products with rows and columns: the numbers of torch's own, in a third of its time."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever somebody made torch's defaults
 
 STRIPE_PX = 32  # wide enough for products to be fast, narrow enough for few of their factors to be 0
 
@@ -30,7 +32,7 @@ def _by_products(images: Tensor, size: tuple[int, int]) -> Tensor:
     rows = images.permute(0, 2, 3, 1).reshape(count * height, width * channels)
     low = _sums_of_rows(rows, count, height, high).view(count * high, width, channels).transpose(1, 2)
     small = _sums_of_columns(low.reshape(-1, width), wide).view(count, high, channels, wide)
-    return small.permute(0, 2, 1, 3)
+    return small.permute(0, 2, 1, 3).contiguous(memory_format=torch.channels_last)
 
 
 def _sums_of_rows(rows: Tensor, images: int, height: int, high: int) -> Tensor:
@@ -74,14 +76,13 @@ def _taps(side: int, px: int) -> tuple[Tensor, Tensor]:
     Weights are a triangle over the footprint of a new pixel, cut off at the image's edge, and 0 beyond.
     """
     with torch.inference_mode(False):  # so that they may be used outside of it, too
-        scale = torch.tensor(
-            side / px
-        )  # float32 all along, and in this order, as torch: so that the numbers are the same
+        # float32 all along, and in this order, as torch: so that the numbers are the same.
+        scale = torch.tensor(side / px, **_PLAIN)
         reach = scale.clamp_min(1)
-        centre = scale * (torch.arange(px) + 0.5)
+        centre = scale * (torch.arange(px, **_PLAIN) + 0.5)
         first = (centre - reach + 0.5).floor().clamp_min(0).long()
         last = (centre + reach + 0.5).floor().clamp_max(side).long()
-        rows = first[:, None] + torch.arange(int((last - first).max()))
+        rows = first[:, None] + torch.arange(int((last - first).max()), device="cpu")
         weights = 1 - ((rows - centre[:, None] + 0.5) * (1 / reach)).abs()
         weights = weights.clamp_min(0) * (rows < last[:, None])
         return rows.clamp_max(side - 1), weights / weights.sum(dim=1, keepdim=True)
@@ -94,7 +95,7 @@ def _bags(images: int, height: int, high: int) -> _Bags:
         taken = weights > 0
         begins = taken.sum(dim=1).cumsum(0).roll(1)
         begins[0] = 0
-        numbers, own = torch.arange(images)[:, None], rows[taken]
+        numbers, own = torch.arange(images, device="cpu")[:, None], rows[taken]
         return _Bags(
             (own + numbers * height).flatten(), (begins + numbers * len(own)).flatten(), weights[taken].repeat(images)
         )
@@ -104,7 +105,7 @@ def _bags(images: int, height: int, high: int) -> _Bags:
 def _stripes(width: int, wide: int) -> tuple[_Stripe, ...]:
     columns, weights = _taps(width, wide)
     with torch.inference_mode(False):
-        whole = torch.zeros(wide, width).scatter_add_(1, columns, weights)
+        whole = torch.zeros(wide, width, **_PLAIN).scatter_add_(1, columns, weights)
         stripes = []
         for begin in range(0, wide, STRIPE_PX):
             own = whole[begin : begin + STRIPE_PX]

@@ -15,10 +15,20 @@ from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.export import one_file
 from glancefocus.export.compare import viewed
-from glancefocus.export.one_file import fits_one_file, write_one_file
+from glancefocus.export.one_file import fits_one_file, shrinking, write_one_file
 from glancefocus.export.samples import Sample, made_up
+from glancefocus.scene import resized
+from glancefocus.settings import GlanceResize
 
 Described = Callable[[Path], dict[str, Any]]
+
+
+@pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
+def test_resizing_is_a_product_on_either_side(resize: GlanceResize) -> None:
+    image = torch.randn(1, 3, 40, 56, generator=torch.Generator().manual_seed(0))
+    product = shrinking(40, 24, resize) @ image.numpy() @ shrinking(56, 24, resize, across=True)
+    np.testing.assert_allclose(product, resized(image, (24, 24), resize).numpy(), atol=1e-5)
+    assert np.array_equal(shrinking(24, 24, resize), np.eye(24))
 
 
 def test_it_answers_as_the_bundle_does_by_any_thresholds(

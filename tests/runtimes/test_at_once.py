@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -21,7 +20,6 @@ from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import Confidence, Entropy
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.time_shares import SHARES, ms_of_looks_at_once, time_shares
-from glancefocus.export.one_file import shrinking
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import take_apart
@@ -31,8 +29,7 @@ from glancefocus.runtimes.choose import RuntimeOptions, open_runtime
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.runtimes.one_graph import fits_one_graph
 from glancefocus.runtimes.onnx_graph import write_onnx
-from glancefocus.scene import ImageBatch, MixedImages, as_scene, resized
-from glancefocus.settings import GlanceResize
+from glancefocus.scene import ImageBatch, MixedImages, as_scene
 
 Make = Callable[..., GlanceFocus]
 
@@ -226,14 +223,6 @@ def test_images_of_any_size_go_through_one_graph(small_net: Make, graph_cache: P
     for height, width in ((64, 72), (90, 70), (32, 300)):
         image = images(1, height, width)
         assert_same(at_once_of(looking, image, every_look(3)), by_the_loop(net, image, every_look(3)))
-
-
-@pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
-def test_resizing_is_a_product_on_either_side(resize: GlanceResize) -> None:
-    image = images(1, 40, 56)
-    product = shrinking(40, 24, resize) @ image.numpy() @ shrinking(56, 24, resize, across=True)
-    np.testing.assert_allclose(product, resized(image, (24, 24), resize).numpy(), atol=1e-5)
-    assert np.array_equal(shrinking(24, 24, resize), np.eye(24))
 
 
 def test_where_the_graphs_are_gone_the_loop_runs(small_net: Make, graph_cache: Path, tmp_path: Path) -> None:

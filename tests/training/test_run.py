@@ -24,6 +24,7 @@ from torch import Tensor
 import glancefocus as gf
 from glancefocus.cli import main
 from glancefocus.errors import BadRun, BadSetting
+from glancefocus.training.initialise import glance_side
 from glancefocus.training.journal import Journal
 from glancefocus.training.run import load_backbone, train
 from glancefocus.training.run_folder import differences
@@ -434,10 +435,69 @@ def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
     assert right == pytest.approx([round(count) for count in right], abs=1e-5)
 
 
-def test_small_scenes_can_only_be_drawn_of_a_built_in_world(tiny: Tiny) -> None:
-    settings = tiny(stages=["small"])
-    with pytest.raises(BadSetting, match="the stage small draws small scenes of a built-in world .* pictures is not"):
+def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(tmp_path: Path) -> None:
+    words = [word.replace("96", "128") for word in TINY_WORDS]
+    words += ["--set", "small_glance.scenes=[9,5]", "--set", "small_glance.side_px=96", "--set", "glance.fresh=true"]
+
+    def trained(name: str, *stages: str, small: int, whole: int, fresh: bool = True) -> dict[str, Tensor]:
+        epochs = [f"small_glance.epochs={small}", f"glance.epochs={whole}", f"small_glance.fresh={fresh}"]
+        more = ["--stages", ",".join(stages), *(word for setting in epochs for word in ("--set", setting))]
+        with pytest.raises(SystemExit) as end:
+            main([*words, *more, "-o", str(tmp_path / name)])
+        assert end.value.code == 0
+        if small + whole > 0:
+            rows = metrics_of(tmp_path / name)
+            assert [row["stage"] for row in rows] == ["small_glance"] * small + ["glance"] * whole
+        return weights_of(tmp_path / name)
+
+    def same(one: dict[str, Tensor], other: dict[str, Tensor], part: str) -> bool:
+        return all(torch.equal(one[name], other[name]) for name in one if name.startswith(part))
+
+    before = trained("before", "small_glance", small=0, whole=0)
+    copied = trained("copied", "small_glance", small=0, whole=0, fresh=False)
+    small = trained("small", "small_glance", small=1, whole=0)
+    kept = trained("kept", "small_glance", "glance", small=1, whole=0)
+    after = trained("after", "small_glance", "glance", small=1, whole=1)
+    of_focus = {name.replace("focus_", "glance_"): tensor for name, tensor in copied.items() if "focus_encoder" in name}
+    assert same(of_focus, copied, "glance_encoder")
+    assert not same(before, copied, "glance_encoder")
+    assert not same(before, small, "glance_encoder")
+    assert same(small, kept, "glance_encoder")  # the stage glance begins with what small scenes taught
+    assert not same(small, after, "glance_encoder")
+    assert same(before, after, "focus_encoder")
+
+
+def test_small_glances_come_before_whole_ones(tiny: Tiny) -> None:
+    with pytest.raises(BadSetting, match="small_glance prepares for the stage glance, so it must come before it"):
+        tiny(stages=["glance", "small_glance"])
+
+
+def test_settings_of_stages_that_nobody_runs_may_change(tiny: Tiny, tmp_path: Path) -> None:
+    settings = tiny(stages=["backbone"])
+    train(settings, tmp_path / "run", quiet=True)
+    train(replace(settings, small=replace(settings.small, epochs=7)), tmp_path / "run", quiet=True)
+    with pytest.raises(BadRun, match=r"backbone.lr was .*, now 7"):
+        train(replace(settings, backbone=replace(settings.backbone, lr=7.0)), tmp_path / "run", quiet=True)
+
+
+def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tiny: Tiny) -> None:
+    settings = tiny(stages=["small_glance"])
+    view = replace(settings.network.view, height_px=480, width_px=640)
+    settings = replace(settings, network=replace(settings.network, view=view, glance_px=96))
+    assert settings.small_glance.side_px == 96  # of scenes whose mean side is 554
+    sides = [glance_side(name, settings) for name in ("small", "backbone", "small_glance", "glance")]
+    assert sides == [None, None, 17, 96]
+
+
+@pytest.mark.parametrize("stage", ["small", "small_glance"])
+def test_small_scenes_can_only_be_drawn_of_a_built_in_world(stage: str, tiny: Tiny) -> None:
+    settings = tiny(stages=[stage])
+    with pytest.raises(
+        BadSetting, match=f"the stage {stage} draws small scenes of a built-in world .* pictures is not"
+    ):
         replace(settings, data=replace(settings.data, source="pictures"))
+    with pytest.raises(BadSetting, match=rf"{stage}.scenes are two counts \(train, val\), but got \[5\]"):
+        replace(settings, **{stage: replace(getattr(settings, stage), scenes=(5,))})
 
 
 def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.data.splits import shuffled
+from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.training import stage2_aim
@@ -76,18 +77,19 @@ class KnewBefore(nn.Module):
         return 6 * memory
 
 
-@pytest.mark.parametrize(
-    ("reward", "together"),
-    [("increment", True), ("contrastive", True), ("contrastive", False), ("cross_entropy", True)],
-)
-def test_own_heads_teach_where_the_classifier_has_nothing_to_say(
-    reward: str, together: bool, square_world: World
-) -> None:
+@pytest.mark.parametrize("together", [True, False], ids=["compared together", "one by one"])
+def test_own_heads_teach_where_the_classifier_has_nothing_to_say(together: bool, square_world: World) -> None:
     for judge, found in (("classifier", False), ("own_head", True)):
-        workshop = square_world(looks=2, lr=5e-3, reward=reward, judge=judge, compare_together=together)
+        workshop = square_world(looks=3, lr=5e-3, judge=judge, compare_together=together)
         workshop.net.classifier = KnewBefore()  # type: ignore[assignment]
         learn(workshop)
         assert (hit_rate(workshop)[0] > 0.8) is found, judge
+
+
+@pytest.mark.parametrize("reward", ["increment", "cross_entropy"])
+def test_own_heads_judge_by_contrast_only(reward: str) -> None:
+    with pytest.raises(BadSetting, match=f"own_head goes with aim.reward=contrastive only, but got {reward}"):
+        AimSettings(judge="own_head", reward=reward)  # type: ignore[arg-type]
 
 
 def broken(how: str) -> Callable[..., Tensor]:

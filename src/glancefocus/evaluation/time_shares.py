@@ -113,6 +113,17 @@ class _TimedAims:
         return aim
 
 
+class _TimedGraph:
+    def __init__(self, run: OnnxAllLooks, watch: Stopwatch) -> None:
+        self.run = run
+        self.watch = watch
+        self.opens = run.opens
+
+    def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
+        outputs: Sequence[Any] | None = self.watch.time("graph", lambda: self.run(*inputs))
+        return outputs
+
+
 def with_timed_parts(net: GlanceFocus | PartsNetwork, watch: Stopwatch) -> PartsNetwork:
     """The same network, computed by the same runner, whose calls are timed: the policy's, and the others."""
     if isinstance(net, PartsNetwork):
@@ -196,14 +207,8 @@ def _shares_at_once(
     Taking notes takes time, so that looking is timed without them; what the graph took beyond its other nodes is the encoders'.
     """
     watch = Stopwatch(clock)
-
-    def timed(*inputs: NDArray[np.float32]) -> Sequence[Any] | None:
-        outputs: Sequence[Any] | None = watch.time("graph", lambda: run(*inputs))
-        return outputs
-
-    looking = PartsNetwork(
-        net.settings, net.run, net.policy.map_sides, net.policy.units, at_once=AtOnce(net.settings, timed)
-    )
+    at_once = AtOnce(net.settings, _TimedGraph(run, watch))
+    looking = PartsNetwork(net.settings, net.run, net.policy.map_sides, net.policy.units, at_once=at_once)
     with tempfile.TemporaryDirectory(prefix="glancefocus-profile-") as folder, torch.inference_mode():
         noting = run.profiled(Path(folder) / "looks")
         noted = AtOnce(net.settings, noting)

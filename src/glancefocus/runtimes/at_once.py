@@ -16,7 +16,12 @@ from glancefocus.settings import NetworkSettings
 
 
 class AllLooks(Protocol):
-    """Who runs the graph: its outputs in order, given its inputs in order, see one_graph.py; None where it cannot be opened."""
+    """Who runs the graph: its outputs in order, given its inputs in order, see one_graph.py; None where they are no numbers."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether there is a graph to run, which is put together when somebody first asks."""
+        ...
 
     def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None: ...
 
@@ -41,6 +46,8 @@ class AtOnce:
             return None
         if not self._asked_before:
             self._asked_before = True
+            return None
+        if not self.run.opens:
             return None
         glance = scene.glance(self.settings.glance_px, self.settings.glance_resize)
         seen = [tensor.detach().contiguous().numpy() for tensor in (glance, image)]

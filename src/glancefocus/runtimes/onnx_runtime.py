@@ -90,9 +90,11 @@ class OnnxAllLooks:
         except (GlancefocusError, OSError):
             return None
 
+    @property
+    def opens(self) -> bool:
+        return self.session is not None
+
     def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
-        if self.session is None:
-            return None
         try:
             outputs: Sequence[Any] = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
         except Exception as error:

@@ -1,10 +1,11 @@
 """Initialising the encoders (paper, section 3.4 and A.3).
 
 The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
-baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world the focus encoder may see
-small scenes first.
+baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world both may see small scenes
+first.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -17,25 +18,26 @@ from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
-from glancefocus.training.settings import InitialiseSettings
+from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 
 
 class EncoderStep(nn.Module):
-    """Cross-entropy of an encoder's own head, on whole images or on glances of them."""
+    """Cross-entropy of an encoder's own head, on whole images, or on glances of them where they have a size."""
 
     def __init__(
-        self, encoder: Encoder, settings: NetworkSettings, *, on_glances: bool, label_smoothing: float
+        self, encoder: Encoder, settings: NetworkSettings, *, glance_px: int | None, label_smoothing: float
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.settings = settings
-        self.on_glances = on_glances
+        self.glance_px = glance_px
         self.label_smoothing = label_smoothing
 
     def answer(self, images: Tensor) -> Tensor:
         scene = as_batch(images, self.settings.view)
-        seen = scene.glance(self.settings.glance_px, self.settings.glance_resize) if self.on_glances else scene.whole
+        px = self.glance_px
+        seen = scene.whole if px is None else scene.glance(px, self.settings.glance_resize)
         return self.encoder.own_head(self.encoder(seen).vector)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -47,9 +49,10 @@ class EncoderStep(nn.Module):
 class InitialiseStage:
     """Training one encoder alone.
 
-    small     the focus encoder on small scenes of a built-in world
-    backbone  the focus encoder on whole images
-    glance    the glance encoder, which starts as its copy
+    small         the focus encoder on small scenes of a built-in world
+    backbone      the focus encoder on whole images
+    small_glance  the glance encoder, which starts as its copy or fresh, on glances of small scenes
+    glance        the same on glances of whole images
     """
 
     def __init__(self, name: str, workshop: Workshop) -> None:
@@ -59,11 +62,11 @@ class InitialiseStage:
         self.epochs = settings.epochs
         self.warmup = settings.warmup
         self.workshop = workshop
-        self.data = _small_data(workshop) if name == "small" else workshop.data
-        on_glances = name == "glance"
-        self.encoder = net.glance_encoder if on_glances else net.focus_encoder
+        self.data = _small_data(workshop, settings) if isinstance(settings, SmallSettings) else workshop.data
+        glance_px = glance_side(name, workshop.settings)
+        self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
         train_only(net, [self.encoder])
-        step = EncoderStep(self.encoder, net.settings, on_glances=on_glances, label_smoothing=settings.label_smoothing)
+        step = EncoderStep(self.encoder, net.settings, glance_px=glance_px, label_smoothing=settings.label_smoothing)
         optimizer = make_optimizer(
             settings.optimizer, [{"params": list(self.encoder.parameters()), "lr": settings.lr}], settings.weight_decay
         )
@@ -71,9 +74,11 @@ class InitialiseStage:
 
     def begin(self) -> None:
         settings = self.workshop.net.settings
-        if self.name != "glance" or settings.shared_encoder:
+        goes_on = self.name == "glance" and "small_glance" in self.workshop.settings.stages
+        if self.encoder is not self.workshop.net.glance_encoder or settings.shared_encoder or goes_on:
             return
-        if self.workshop.settings.glance.fresh:
+        own: InitialiseSettings = getattr(self.workshop.settings, self.name)
+        if own.fresh:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.workshop.settings.seed)
                 start = Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options))
@@ -94,7 +99,7 @@ class InitialiseStage:
         step = self.workshop.accelerator.unwrap_model(self.step)
         device = self.workshop.accelerator.device
         settings = step.settings
-        order = in_order(len(split), seen_at_once(settings, settings.glance_px if self.name == "glance" else None))
+        order = in_order(len(split), seen_at_once(settings, step.glance_px))
         right = 0
         with torch.inference_mode():
             for images, labels in scene_batches(split, settings.view, order, None, self.workshop.workers):
@@ -111,7 +116,17 @@ class InitialiseStage:
         pass
 
 
-def _small_data(workshop: Workshop) -> Data:
+def glance_side(name: str, settings: TrainSettings) -> int | None:
+    """Of the glances that a stage sees, if it does. Things are as small in those of small scenes as in those of whole ones."""
+    network = settings.network
+    if name == "glance":
+        return network.glance_px
+    if name != "small_glance":
+        return None
+    whole_px = math.sqrt(network.view.height_px * network.view.width_px)
+    return max(8, round(network.glance_px * settings.small_glance.side_px / whole_px))
+
+
+def _small_data(workshop: Workshop, small: SmallSettings) -> Data:
     settings, network = workshop.settings, workshop.settings.network
-    small = settings.small
     return open_small(settings.data, network.view, small.side_px, small.scenes, workshop.tell, network.frames)

@@ -12,12 +12,16 @@ from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.settings import STAGE_WORDS, TrainSettings, clip_defaults, family_defaults
 
+FRESH_GLANCE: dict[str, Any] = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
+
 # A small network learns the built-in world from nothing in minutes; the paper's numbers are for ImageNet and pretrained networks.
 SIGNS_RECIPE: dict[str, Any] = {
     "rounds": 2,
     "batch_size": 32,
     "backbone": {"epochs": 6, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
-    "glance": {"epochs": 5, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
+    "small": {"epochs": 5, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 160, "scenes": [4000, 300]},
+    "small_glance": {**FRESH_GLANCE, "epochs": 6, "side_px": 160, "scenes": [4000, 300]},
+    "glance": {**FRESH_GLANCE, "epochs": 5},
     "recognise": {"epochs": 3, "classifier_lr": 0.1, "freeze_encoders": True},
     "aim": {"epochs": 5},
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
@@ -45,7 +49,8 @@ GESTURES_RECIPE: dict[str, Any] = {
     "batch_size": 16,
     "small": {"epochs": 15, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
     "backbone": {"epochs": 2, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
-    "glance": {"epochs": 4, "lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True},
+    "small_glance": {**FRESH_GLANCE, "epochs": 6, "side_px": 64, "scenes": [1200, 120]},
+    "glance": {**FRESH_GLANCE, "epochs": 4},
     "recognise": {"epochs": 3, "classifier_lr": 0.05, "freeze_encoders": True},
     "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "freeze_glance": True, "deviation": 0.05},

@@ -89,7 +89,7 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
 
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
-    if name in ("small", "backbone", "glance"):
+    if name in ("small", "backbone", "small_glance", "glance"):
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,

@@ -8,7 +8,7 @@ from typing import Any
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import forget_unfinished, write_aside
-from glancefocus.training.settings import TrainSettings
+from glancefocus.training.settings import STAGES, TrainSettings
 
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
 BACKBONE_FILE, BEST_FILE = "backbone.safetensors", "best.safetensors"
@@ -26,7 +26,9 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
         except (ValueError, BadSetting):
             raise BadRun(f"{file} is damaged. Start in another folder.") from None
         # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
-        kept, asked = ({k: v for k, v in t.items() if k not in ("stages", "rounds")} for t in (found, wanted))
+        # What a stage that is in neither would do is nobody's concern.
+        unused = set(STAGES) - set(found["stages"]) - set(wanted["stages"])
+        kept, asked = ({k: v for k, v in t.items() if k not in {"stages", "rounds", *unused}} for t in (found, wanted))
         different = list(differences(kept, asked))
         if different and (folder / CHECKPOINT_FILE).exists():
             raise BadRun(

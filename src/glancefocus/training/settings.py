@@ -8,7 +8,7 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings
 
-STAGES = ("small", "backbone", "glance", "recognise", "aim", "finetune", "joint")
+STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "aim", "finetune", "joint")
 # What a user may say for them; the paper numbers its stages.
 STAGE_WORDS = {
     "initialise": ("backbone", "glance"),
@@ -27,7 +27,7 @@ class InitialiseSettings:
     optimizer  sgd: Nesterov momentum 0.9; adamw
     warmup     the rate grows from zero over this share of the stage, then falls along a cosine
     fresh      the glance encoder starts from nothing instead of from the focus encoder (the paper's way); better where small
-               things look altogether different at low resolution
+               things look altogether different at low resolution. After a stage small_glance it goes on from there.
     """
 
     epochs: int = 90
@@ -41,10 +41,11 @@ class InitialiseSettings:
 
 @dataclass(frozen=True)
 class SmallSettings(InitialiseSettings):
-    """Training the backbone first on small scenes of a built-in world (beyond the paper).
+    """Training an encoder first on small scenes of a built-in world (beyond the paper).
 
-    What matters is as large in them as in whole scenes, and there is less beside it: a network that finds nothing to hold on to in
-    whole scenes learns what to look for here, in a fraction of the time.
+    What matters is as large in small scenes as in whole ones, and there is less beside it: a network that finds nothing to hold on
+    to in whole scenes learns what to look for here, in a fraction of the time. The glance encoder sees glances in which things are
+    as small as in those of whole scenes.
 
     side_px  of the small scenes
     scenes   (train, val)
@@ -86,8 +87,9 @@ class AimSettings:
     """Stage II: PPO on the frozen network (A.2).
 
     judge              who says what a patch was worth, by the probability of the label: the classifier after all looks so far, the
-                       paper's; or the focus encoder's own head by the patch alone (beyond the paper), which has something to say
-                       of images, too, that the glance knew already: where these are many, policies learn from all of them
+                       paper's; or, with the contrastive reward, the focus encoder's own head by the patch alone (beyond the
+                       paper), which has something to say of images, too, that the glance knew already: where these are many,
+                       policies learn from all of them
     monte_carlo        random patches a look that the contrastive reward compares with
     passes             over each batch; with 1, as in the paper, the ratio is 1 and the clip never acts
     gae_lambda         generalised advantages; None: discounted returns less the critic's value, as in the paper
@@ -116,6 +118,11 @@ class AimSettings:
     compare_together: bool = True
 
     def __post_init__(self) -> None:
+        if self.judge == "own_head" and self.reward != "contrastive":
+            raise BadSetting(
+                f"aim.judge=own_head goes with aim.reward=contrastive only, but got {self.reward}: "
+                "a patch alone says nothing of the one before it."
+            )
         for name in ("deviation", "lr"):
             if not getattr(self, name) > 0:
                 raise BadSetting(f"aim.{name} must be above 0, but got {getattr(self, name)}.")
@@ -171,6 +178,7 @@ class TrainSettings:
     keep_glances_mib: int = 1024
     small: SmallSettings = field(default_factory=SmallSettings)
     backbone: InitialiseSettings = field(default_factory=InitialiseSettings)
+    small_glance: SmallSettings = field(default_factory=SmallSettings)
     glance: InitialiseSettings = field(default_factory=InitialiseSettings)
     recognise: RecogniseSettings = field(default_factory=RecogniseSettings)
     aim: AimSettings = field(default_factory=AimSettings)
@@ -181,13 +189,19 @@ class TrainSettings:
         for name in self.stages:
             if name not in STAGES:
                 raise BadSetting(f"there is no stage {name!r}. Stages are {', '.join(STAGES)}.")
-        if "small" in self.stages and self.data.source not in WORLDS:
-            raise BadSetting(
-                f"the stage small draws small scenes of a built-in world ({', '.join(WORLDS)}), which {self.data.source} is not. "
-                "Leave it out."
-            )
-        if len(self.small.scenes) != 2:
-            raise BadSetting(f"small.scenes are two counts (train, val), but got {list(self.small.scenes)}.")
+        for name, small in (("small", self.small), ("small_glance", self.small_glance)):
+            if name in self.stages and self.data.source not in WORLDS:
+                raise BadSetting(
+                    f"the stage {name} draws small scenes of a built-in world ({', '.join(WORLDS)}), "
+                    f"which {self.data.source} is not. Leave it out."
+                )
+            if len(small.scenes) != 2:
+                raise BadSetting(f"{name}.scenes are two counts (train, val), but got {list(small.scenes)}.")
+        if (
+            "small_glance"
+            in self.stages[self.stages.index("glance") if "glance" in self.stages else len(self.stages) :]
+        ):
+            raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
         if not self.stages:
             raise BadSetting("there is nothing to train: no stage was named.")
         if self.rounds < 1 or self.batch_size < 2 or self.accumulation < 1:

@@ -171,7 +171,7 @@ def along(start: float, end: float | None, progress: float) -> float:
 
 class AimStage:
     """Stage II. The policy with the best last-look accuracy on the validation data is kept; of several such, the one that is right
-    the earliest."""
+    the earliest, or else the last."""
 
     name = "aim"
 
@@ -242,5 +242,8 @@ class AimStage:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.best_accuracy = list(state["best_accuracy"])
+        best = state["best_accuracy"]
+        self.best_accuracy = (
+            best if isinstance(best, list) else [float(best), 0.0]
+        )  # of a run from before looks were ranked
         self.best_policy = dict(state["best_policy"])
