@@ -9,12 +9,14 @@ HEAD = "# Measured results\n\nEach section was written by the command that it na
 
 
 def machine(threads: int | None = None) -> str:
-    """Where it was measured, in one line: processor, cores, versions."""
+    """Where it was measured, in one line: processor, cores, how torch's threads wait where somebody said it, versions."""
     import torch
 
     parts = [f"{processor()}, {os.cpu_count()} core{'s' if os.cpu_count() != 1 else ''}"]
     if threads is not None:
         parts.append(f"{threads} thread{'s' if threads != 1 else ''}")
+    if "GOMP_SPINCOUNT" in os.environ:  # which `gf` sets for itself
+        parts.append(f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}")
     return ", ".join([*parts, f"Python {platform.python_version()}", f"torch {torch.__version__}"])
 
 

@@ -54,7 +54,7 @@ def test_what_inference_prepared_serves_training_too() -> None:
         cached.cache_clear()
     with torch.inference_mode():
         antialiased(torch.randn(1, 3, 40, 40), (16, 16))
-    prepared = [*resize._taps(40, 16), *resize._bags(3, 40, 16), resize._stripes(40, 16)[0].matrix]
+    prepared = [*resize._bags(3, 40, 16), resize._stripes(40, 16)[0].matrix]
     assert not any(tensor.is_inference() for tensor in prepared)
 
 

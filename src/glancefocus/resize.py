@@ -3,11 +3,14 @@
 import functools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-_PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever somebody made torch's defaults
+Rows = NDArray[np.int64]
+Weights = NDArray[np.float32]
 
 STRIPE_PX = 32  # wide enough for products to be fast, narrow enough for few of their factors to be 0
 
@@ -69,48 +72,52 @@ class _Stripe(NamedTuple):
     matrix: Tensor
 
 
-@functools.lru_cache(maxsize=64)
-def _taps(side: int, px: int) -> tuple[Tensor, Tensor]:
+@functools.lru_cache(maxsize=128)
+def _taps(side: int, px: int) -> tuple[Rows, Weights]:
     """Which pixels each new pixel is made of, and with which weights, (px, most) both.
 
     Weights are a triangle over the footprint of a new pixel, cut off at the image's edge, and 0 beyond.
     """
-    with torch.inference_mode(False):  # so that they may be used outside of it, too
-        # float32 all along, and in this order, as torch: so that the numbers are the same.
-        scale = torch.tensor(side / px, **_PLAIN)
-        reach = scale.clamp_min(1)
-        centre = scale * (torch.arange(px, **_PLAIN) + 0.5)
-        first = (centre - reach + 0.5).floor().clamp_min(0).long()
-        last = (centre + reach + 0.5).floor().clamp_max(side).long()
-        rows = first[:, None] + torch.arange(int((last - first).max()), device="cpu")
-        weights = 1 - ((rows - centre[:, None] + 0.5) * (1 / reach)).abs()
-        weights = weights.clamp_min(0) * (rows < last[:, None])
-        return rows.clamp_max(side - 1), weights / weights.sum(dim=1, keepdim=True)
-
-
-@functools.lru_cache(maxsize=16)
-def _bags(images: int, height: int, high: int) -> _Bags:
-    rows, weights = _taps(height, high)
-    with torch.inference_mode(False):
-        taken = weights > 0
-        begins = taken.sum(dim=1).cumsum(0).roll(1)
-        begins[0] = 0
-        numbers, own = torch.arange(images, device="cpu")[:, None], rows[taken]
-        return _Bags(
-            (own + numbers * height).flatten(), (begins + numbers * len(own)).flatten(), weights[taken].repeat(images)
-        )
+    # float32 all along, and in this order, as torch: so that the numbers are the same.
+    scale, half, one = np.float32(side / px), np.float32(0.5), np.float32(1)
+    reach = max(scale, one)
+    centre = scale * (np.arange(px, dtype=np.float32) + half)
+    first = np.maximum(np.floor(centre - reach + half), 0).astype(np.int64)
+    last = np.minimum(np.floor(centre + reach + half), side).astype(np.int64)
+    rows = first[:, None] + np.arange((last - first).max())
+    weights = one - np.abs((rows.astype(np.float32) - centre[:, None] + half) * (one / reach))
+    weights = np.maximum(weights, 0) * (rows < last[:, None])
+    return np.minimum(rows, side - 1), weights / weights.sum(axis=1, keepdims=True)
 
 
 @functools.lru_cache(maxsize=64)
+def _bags(images: int, height: int, high: int) -> _Bags:
+    rows, weights = _taps(height, high)
+    taken = weights > 0
+    own, counts = rows[taken], taken.sum(axis=1)
+    begins, numbers = counts.cumsum() - counts, np.arange(images)[:, None]
+    return _Bags(
+        rows=_tensor((own + numbers * height).ravel()),
+        begins=_tensor((begins + numbers * len(own)).ravel()),
+        weights=_tensor(np.tile(weights[taken], images)),
+    )
+
+
+@functools.lru_cache(maxsize=128)
 def _stripes(width: int, wide: int) -> tuple[_Stripe, ...]:
     columns, weights = _taps(width, wide)
-    with torch.inference_mode(False):
-        whole = torch.zeros(wide, width, **_PLAIN).scatter_add_(1, columns, weights)
-        stripes = []
-        for begin in range(0, wide, STRIPE_PX):
-            own = whole[begin : begin + STRIPE_PX]
-            used = own.sum(dim=0).nonzero()[:, 0]
-            first, last = int(used[0]), int(used[-1])
-            matrix = own[:, first : last + 1].T.contiguous()
-            stripes.append(_Stripe(begin, begin + own.shape[0], first, matrix))
-        return tuple(stripes)
+    used = np.where(weights > 0, columns, -1)
+    stripes = []
+    for begin in range(0, wide, STRIPE_PX):
+        own = slice(begin, begin + STRIPE_PX)
+        first, last = int(columns[own].min()), int(used[own].max())
+        matrix = np.zeros((last + 1 - first, min(wide, begin + STRIPE_PX) - begin), np.float32)
+        number, tap = np.nonzero(weights[own] > 0)
+        matrix[columns[own][number, tap] - first, number] = weights[own][number, tap]
+        stripes.append(_Stripe(begin, begin + matrix.shape[1], first, _tensor(matrix)))
+    return tuple(stripes)
+
+
+def _tensor(numbers: NDArray[Any]) -> Tensor:
+    with torch.inference_mode(False):  # so that it may be used outside of it, too
+        return torch.from_numpy(numbers)
