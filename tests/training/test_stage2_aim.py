@@ -210,6 +210,20 @@ def test_the_policy_with_the_best_last_look_is_the_one_that_is_kept(square_world
     assert resumed.validate(workshop.data.val)["val_accuracy"][-1] == good
 
 
+def test_a_policy_that_only_gets_worse_stays_as_it_was(square_world: World) -> None:
+    workshop = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(workshop).finish()
+    before = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
+    stage = AimStage(workshop)
+    stage.begin()
+    with torch.no_grad():
+        workshop.net.policy.actor.bias.fill_(-9)  # as a stage that starts too wildly would leave it
+    stage.validate(workshop.data.val)
+    stage.finish()
+    for name, tensor in workshop.net.policy.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
 def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_is_kept(
     square_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,8 @@ class AimStage:
         self.best_policy: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        pass
+        """The policy that the stage starts with counts, too: where nothing better is learnt, it stays."""
+        self.validate(self.data.val)
 
     def train_mode(self) -> None:
         train_only(self.workshop.net, [self.workshop.net.policy])
