@@ -114,6 +114,8 @@ class _TimedAims:
 
 
 class _TimedGraph:
+    """The graph of all looks, whose runs are timed."""
+
     def __init__(self, run: OnnxAllLooks, watch: Stopwatch) -> None:
         self.run = run
         self.watch = watch

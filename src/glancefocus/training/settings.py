@@ -197,9 +197,8 @@ class TrainSettings:
                 )
             if len(small.scenes) != 2:
                 raise BadSetting(f"{name}.scenes are two counts (train, val), but got {list(small.scenes)}.")
-        if (
+        if {"small_glance", "glance"} <= set(self.stages) and self.stages.index("glance") < self.stages.index(
             "small_glance"
-            in self.stages[self.stages.index("glance") if "glance" in self.stages else len(self.stages) :]
         ):
             raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
         if not self.stages:

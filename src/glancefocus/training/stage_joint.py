@@ -68,6 +68,9 @@ class JointStage(AimStage):
         )
         self.train_mode()
 
+    def begin(self) -> None:
+        pass  # the policy is not chosen by itself, see validate
+
     def train_mode(self) -> None:
         net = self.workshop.net
         train_only(net, [net.glance_encoder, net.focus_encoder, net.classifier, net.policy])
