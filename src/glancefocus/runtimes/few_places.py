@@ -117,8 +117,7 @@ class _Rewritten:
             single = shape[1:] == (1, 1)
             sides = [1, shape[0]] if single else [shape[0], shape[1] * shape[2]]
             flat = self._node("Reshape", f"{name}/flat", [name, self._constant(f"{name}/flat_shape", [0, *sides])])
-            transposed = flat if single else self._node("Transpose", f"{name}/pixels", [flat], perm=[0, 2, 1])
-            self._pixels[name] = transposed
+            self._pixels[name] = flat if single else self._node("Transpose", f"{name}/pixels", [flat], perm=[0, 2, 1])
         return self._pixels[name]
 
     def _made_pixels(self, name: str, rows: str) -> None:

@@ -243,8 +243,6 @@ class AimStage:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        best = state["best_accuracy"]
-        self.best_accuracy = (
-            best if isinstance(best, list) else [float(best), 0.0]
-        )  # of a run from before looks were ranked
+        best = state["best_accuracy"]  # one number in runs from before policies were ranked by all looks
+        self.best_accuracy = best if isinstance(best, list) else [float(best), 0.0]
         self.best_policy = dict(state["best_policy"])
