@@ -15,6 +15,9 @@ from glancefocus.errors import BadSetting, ImageTooSmall
 from glancefocus.resize import antialiased
 from glancefocus.settings import GlanceResize, ViewSettings
 
+# As many are resized in one go: memory for far more is given back each time, and getting it again takes longer than resizing.
+FLOATS_AT_ONCE = 1 << 22
+
 
 class Scene(Protocol):
     """One or several images, seen only through glances and patches.
@@ -175,7 +178,9 @@ class ImageBatch:
         if self.view is None:
             return shrink(images, px, resize)
         # Resizing mixes pixels with weights that sum to 1, so it may come before the rest of the arithmetic.
-        small = normalise(shrink(images.float(), px, resize) / 255, self.view)
+        at_once = max(1, FLOATS_AT_ONCE // max(1, images[:1].numel()))
+        shrunk = torch.cat([shrink(some.float(), px, resize) for some in torch.split(images, at_once)])
+        small = normalise(shrunk / 255, self.view)
         return small.contiguous(memory_format=torch.channels_last)
 
     def patch(self, where: Tensor, px: int) -> Tensor:

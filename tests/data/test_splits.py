@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, in_order, mix, shuffled
+from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, followed, in_order, mix, shuffled
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.settings import ViewSettings
 
@@ -193,3 +193,32 @@ def test_mixed_seeds_are_63_bits_and_neighbours_share_nothing() -> None:
     assert mix(0) != mix(0, 0)
     apart = [bin(mix(0, number) ^ mix(0, number + 1)).count("1") for number in range(500)]
     assert 26 < sum(apart) / 500 < 37  # about half of 63 bits
+
+
+@pytest.mark.parametrize("augment", [{"shift_px": 4}, {"flip": True}, {"flip": True, "shift_px": 4}, {}])
+def test_places_follow_their_images(augment: dict[str, Any]) -> None:
+    images = torch.zeros(40, 3, 20, 30, dtype=torch.uint8)
+    places = torch.stack([torch.randint(5, 15, (40,)), torch.randint(5, 25, (40,))], dim=1)
+    images[torch.arange(40), :, places[:, 0], places[:, 1]] = 255
+    split = MemorySplit(images, torch.zeros(40, dtype=torch.long), ViewSettings(fit="whole"), **augment)
+    rows = torch.randperm(40)[:25]
+    augmented, _ = next(split.pixel_batches([rows.tolist()], seed=7))
+    marked = torch.stack([image[0].nonzero()[0] for image in augmented])
+    found = followed(split, places[rows] + 0.5, rows, 7)  # the middle of that pixel
+    assert found is not None
+    torch.testing.assert_close(found, marked + 0.5)
+
+
+def test_places_stay_within_the_image() -> None:
+    split = MemorySplit(
+        torch.zeros(30, 3, 20, 30, dtype=torch.uint8), torch.zeros(30), ViewSettings(fit="whole"), shift_px=4
+    )
+    corner = followed(split, torch.tensor([[19.0, 1.0]]).expand(30, 2), torch.arange(30), 1)
+    assert corner is not None
+    assert float(corner[:, 0].max()) == 20
+    assert float(corner[:, 1].min()) == 0
+
+
+def test_nobody_can_follow_random_crops(tmp_path: Path) -> None:
+    split = FileSplit([tmp_path / "a.png"], torch.zeros(1), SMALL, AugmentSettings(crop=0.5, flip=False))
+    assert followed(split, torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 1) is None

@@ -6,6 +6,7 @@ import torch
 import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.clip_encoder import ClipEncoder
 from glancefocus.network.encoder import Encoder, build_backbone, expected_colours
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.presets import network_settings
@@ -161,3 +162,44 @@ def test_a_backbone_that_timm_does_not_know_expects_nothing() -> None:
     assert expected_colours("mobilenetv3_large_125") == {}
     assert expected_colours("resnet81") == {}
     assert (network_settings(backbone="mobilenetv3_large_125").view.mean) == IMAGENET[0]
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet", "resnetv2_50"])
+def test_evidence_is_the_answer_spread_over_the_places_it_comes_from(backbone: str) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(build_backbone(backbone, 3)).eval()
+    images, labels = torch.randn(3, 3, 96, 128), torch.tensor([0, 2, 1])
+    with torch.no_grad():
+        answers = encoder.own_head(encoder(images).vector) - encoder.own_head(torch.zeros(1, encoder.vector_features))
+    own = answers[range(3), labels]
+    evidence = encoder.evidence(images, labels)
+    assert evidence.shape == (3, 3, 4)
+    assert not evidence.requires_grad
+    torch.testing.assert_close(
+        evidence.mean(dim=(1, 2)), own - (answers.sum(dim=1) - own) / 2, rtol=1e-4, atol=1e-5
+    )  # of averages and linear heads: the class activation map, without biases
+
+
+@pytest.mark.parametrize("backbone", ["convnext_atto", "mobilenetv3_small_050", "swin_tiny_patch4_window7_224"])
+def test_heads_that_are_not_linear_have_evidence_too(backbone: str) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(build_backbone(backbone, 3)).eval()
+    px = 224 if backbone.startswith("swin") else 128
+    evidence = encoder.evidence(torch.randn(2, 3, px, px), torch.tensor([0, 1]))
+    assert evidence.shape == (2, px // 32, px // 32)
+    assert bool(evidence.isfinite().all())
+    assert bool((evidence != 0).any())
+
+
+def test_a_head_that_does_not_read_the_map_has_no_evidence_in_it() -> None:
+    encoder = Encoder(build_backbone("deit_tiny_patch16_224", 3)).eval()  # answers from its class token
+    assert not bool(encoder.evidence(torch.randn(1, 3, 64, 64), torch.tensor([0])).any())
+
+
+def test_evidence_of_a_clip_is_the_mean_of_that_of_its_frames() -> None:
+    torch.manual_seed(0)
+    backbone = build_backbone("test_resnet", 3).eval()
+    labels = torch.tensor([1, 2])
+    frames = torch.randn(6, 3, 64, 64)
+    each = Encoder(backbone).evidence(frames, labels.repeat_interleave(3)).unflatten(0, (2, 3))
+    torch.testing.assert_close(ClipEncoder(backbone, 3, shift_div=0).evidence(frames, labels), each.mean(dim=1))

@@ -52,6 +52,9 @@ class Brightness(nn.Module):
     def own_head(self, vector: Tensor) -> Tensor:
         return 6 * vector
 
+    def evidence(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self(images).map[:, 0]  # type: ignore[no-any-return]
+
 
 class Evidence(nn.Module):
     """Answers rightly exactly when one of the patches held the whole square; until then it cannot know."""
@@ -88,13 +91,13 @@ def workshop_of() -> Callable[..., Workshop]:
 def square_world(workshop_of: Callable[..., Workshop]) -> Callable[..., Workshop]:
     """Makes the toy world: a frozen network that reads any square that it is aimed at, under a policy that knows nothing yet."""
 
-    def make(head: str = "conv", looks: int = 3, seed: int = 0, **aim: Any) -> Workshop:
+    def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> Workshop:
         policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64)  # type: ignore[arg-type]
         settings = NetworkSettings("none", 2, GLANCE_PX, (PATCH_PX,), looks, policy=policy_settings, view=AS_IT_IS)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             policy = LearntPolicy(policy_settings, 1, {GLANCE_PX: GLANCE_PX, PATCH_PX: GLANCE_PX}, (PATCH_PX,))
         net = GlanceFocus(settings, Brightness(), Brightness(), Evidence(), policy).eval()  # type: ignore[arg-type]
-        return workshop_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim)
+        return workshop_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
 
     return make

@@ -52,6 +52,16 @@ def updated(stage: Stage, workshop: Workshop, updates: int = 2) -> None:
         stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(number)))
 
 
+def test_pointing_changes_the_policy_but_for_its_critic(workshop: Make) -> None:
+    shop = workshop(point={"lr": 0.01})
+    stage = build_stage("point", shop)
+    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
+    updated(stage, shop)
+    changed = {name for name, value in shop.net.state_dict().items() if not torch.equal(before[name], value)}
+    own = {f"policy.{name}" for name, _ in shop.net.policy.named_parameters()}
+    assert changed == own - {"policy.critic.weight", "policy.critic.bias"}
+
+
 def changed_parts(before: dict[str, Tensor], net: GlanceFocus) -> dict[str, set[str]]:
     """{part: what of it changed}, of parameters and of buffers such as the statistics of batch norms."""
     after = net.state_dict()

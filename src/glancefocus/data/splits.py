@@ -97,9 +97,9 @@ class MemorySplit:
             images = self.images[rows]
             if seed is not None:
                 # By the image's number, not by its place in the order: a resumed epoch starts in the middle of it.
-                seeds = [mix(seed, index) for index in rows.tolist()]
+                seeds = _seeds(seed, rows)
                 if self.flip:
-                    flipped = torch.tensor([seed >> 32 & 1 == 1 for seed in seeds])
+                    flipped = _flipped(seeds)
                     images[flipped] = images[flipped].flip(-1)
                 if self.shift_px > 0:
                     images = torch.stack([shifted(*one, self.shift_px) for one in zip(images, seeds, strict=True)])
@@ -244,10 +244,48 @@ def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:
             "Shift them by less than half of their side."
         )
     for axis in (-2, -1):
-        by = mix(seed, axis) % (2 * most_px + 1) - most_px
-        side = image.shape[axis]
-        image = image.index_select(axis, (torch.arange(side) - by).clamp(0, side - 1))
+        by, side = _shift(seed, axis, most_px), image.shape[axis]
+        edge = image.narrow(axis, 0 if by > 0 else side - 1, 1)
+        beyond = edge.repeat_interleave(abs(by), dim=axis)
+        kept = image.narrow(axis, max(0, -by), side - abs(by))
+        image = torch.cat([beyond, kept] if by > 0 else [kept, beyond], dim=axis)
     return image
+
+
+def _shift(seed: int, axis: int, most_px: int) -> int:
+    """By how many px an image is moved along this axis, -2 or -1."""
+    return mix(seed, axis) % (2 * most_px + 1) - most_px
+
+
+def _seeds(seed: int, rows: Tensor) -> list[int]:
+    """The seed of each image's own augmentation."""
+    return [mix(seed, index) for index in rows.tolist()]
+
+
+def _flipped(seeds: list[int]) -> Tensor:
+    """(B,) which images are turned left to right."""
+    return torch.tensor([seed >> 32 & 1 == 1 for seed in seeds])
+
+
+def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | None:
+    """Where places of images lie after the images have been augmented; None: that is not known, for parts are cut out of them.
+
+    places  (B, 2) in px of the images as they are, as (y, x)
+    rows    (B,) which images of the split
+    seed    that the batches were asked for with
+    """
+    if split.fixed:
+        return places
+    if not isinstance(split, MemorySplit):
+        return None
+    sides = torch.tensor(split.images.shape[-2:])
+    seeds, places = _seeds(seed, rows), places.clone()
+    if split.flip:
+        flipped = _flipped(seeds)
+        places[flipped, 1] = sides[1] - places[flipped, 1]
+    if split.shift_px > 0:
+        places += torch.tensor([[_shift(one, axis, split.shift_px) for axis in (-2, -1)] for one in seeds])
+    return places.clamp_min(0).minimum(sides)
 
 
 def _collate(rows: list[Batch | str]) -> Batch | str:

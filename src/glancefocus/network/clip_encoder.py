@@ -31,3 +31,8 @@ class ClipEncoder(Encoder):
         _, channels, rows, columns = each.map.shape
         maps = each.map.reshape(-1, self.frames * channels, rows, columns)
         return Encoding(maps, each.vector.reshape(-1, self.frames, each.vector.shape[1]).mean(dim=1))
+
+    def evidence(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The mean over a clip's frames, whose answers are averaged, too."""
+        each = super().evidence(images, labels.repeat_interleave(self.frames))
+        return each.reshape(-1, self.frames, *each.shape[1:]).mean(dim=1)

@@ -54,6 +54,23 @@ class Encoder(nn.Module):
         answer: Tensor = head(vector)
         return answer
 
+    def evidence(self, images: Tensor, labels: Tensor) -> Tensor:
+        """(B, rows, columns) how much each place of the map speaks for the label of its image, against the other classes.
+
+        The map times the gradient of the own head's answer. Where the head is linear in the mean of the map it is the class
+        activation map: its mean is the answer, but for the head's biases. A head that does not read the map: zeros.
+        """
+        with torch.no_grad():
+            features = self.backbone.forward_features(images)
+        with torch.enable_grad():
+            features = features.detach().requires_grad_()
+            answers = self.own_head(self.backbone.forward_head(features, pre_logits=True).flatten(1))
+            others = answers.sum(dim=1) - (own := answers.gather(1, labels[:, None])[:, 0])
+            speaks_for = own - others / max(1, answers.shape[1] - 1)
+            (gradient,) = torch.autograd.grad(speaks_for.sum(), features)
+        map_ = self._as_map((features * gradient).detach(), images.shape[-2:])
+        return map_.sum(dim=1) * map_.shape[-2] * map_.shape[-1]
+
     def _as_map(self, features: Tensor, image_hw: torch.Size) -> Tensor:
         if features.dim() == 4:
             channels_last = features.shape[1] != self.map_channels and features.shape[3] == self.map_channels

@@ -47,6 +47,7 @@ from glancefocus.training.stage1_recognise import RecogniseStage
 from glancefocus.training.stage2_aim import AimStage
 from glancefocus.training.stage3_finetune import FinetuneStage
 from glancefocus.training.stage_joint import JointStage
+from glancefocus.training.stage_point import PointStage
 
 
 class Interrupted(KeyboardInterrupt):
@@ -93,6 +94,7 @@ def build_stage(name: str, workshop: Workshop) -> Stage:
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,
+        "point": PointStage,
         "aim": AimStage,
         "finetune": FinetuneStage,
         "joint": JointStage,
@@ -187,6 +189,7 @@ class _Training:
                 progress=(epoch + step / len(order)) / stage.epochs,
                 generator=torch.Generator().manual_seed(step_seed),
                 rows=torch.as_tensor(own[step - first_step]),
+                seed=seed,
             )
             numbers = stage.update(images.to(accelerator.device), labels.to(accelerator.device), moment)
             seen += len(order[step])

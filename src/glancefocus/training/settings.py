@@ -8,7 +8,7 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings
 
-STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "aim", "finetune", "joint")
+STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
 # What a user may say for them; the paper numbers its stages.
 STAGE_WORDS = {
     "initialise": ("backbone", "glance"),
@@ -83,7 +83,39 @@ class RecogniseSettings:
 
 
 @dataclass(frozen=True)
-class AimSettings:
+class PolicyTraining:
+    """What the stages that train the policy share.
+
+    deviation      of the aims that it learns from, around where it would aim, a share of the image
+    deviation_end  it goes from `deviation` to this along the stage; None: it stays
+    lr_end         the same for the rate: steps grow as the deviation shrinks, so that narrow exploration wants a falling rate
+    """
+
+    epochs: int = 15
+    lr: float = 3e-4
+    lr_end: float | None = None
+    deviation: float = 0.1
+    deviation_end: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("deviation", "lr"):
+            if not getattr(self, name) > 0:
+                stage = "point" if isinstance(self, PointSettings) else "aim"
+                raise BadSetting(f"{stage}.{name} must be above 0, but got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class PointSettings(PolicyTraining):
+    """Teaching the policy where the backbone, seeing whole images, finds the evidence for their labels (beyond the paper)."""
+
+    epochs: int = 5
+    lr: float = 1e-3
+    lr_end: float | None = 1e-4
+    deviation: float = 0.05
+
+
+@dataclass(frozen=True)
+class AimSettings(PolicyTraining):
     """Stage II: PPO on the frozen network (A.2).
 
     judge              who says what a patch was worth, by the probability of the label: the classifier after all looks so far, the
@@ -96,12 +128,8 @@ class AimSettings:
     normalise_returns  over looks and batch, as the released code does
     compare_together   the random patches of the contrastive reward go through the network in one batch with the chosen ones, which
                        is faster and takes as much more memory
-    deviation_end      the exploration's deviation goes from `deviation` to this along the stage; None: it stays
-    lr_end             the same for the rate: steps grow as the deviation shrinks, so that narrow exploration wants a falling rate
     """
 
-    epochs: int = 15
-    lr: float = 3e-4
     reward: Reward = "contrastive"
     judge: Literal["classifier", "own_head"] = "classifier"
     monte_carlo: int = 1
@@ -109,9 +137,6 @@ class AimSettings:
     clip: float = 0.2
     value_weight: float = 0.5
     entropy_weight: float = 0.01
-    deviation: float = 0.1
-    deviation_end: float | None = None
-    lr_end: float | None = None
     passes: int = 1
     gae_lambda: float | None = None
     normalise_returns: bool = True
@@ -123,9 +148,7 @@ class AimSettings:
                 f"aim.judge=own_head goes with aim.reward=contrastive only, but got {self.reward}: "
                 "a patch alone says nothing of the one before it."
             )
-        for name in ("deviation", "lr"):
-            if not getattr(self, name) > 0:
-                raise BadSetting(f"aim.{name} must be above 0, but got {getattr(self, name)}.")
+        super().__post_init__()
         if self.passes < 1 or self.monte_carlo < 1:
             raise BadSetting(
                 f"aim.passes and aim.monte_carlo must be at least 1, but got {self.passes} and {self.monte_carlo}."
@@ -181,6 +204,7 @@ class TrainSettings:
     small_glance: SmallSettings = field(default_factory=SmallSettings)
     glance: InitialiseSettings = field(default_factory=InitialiseSettings)
     recognise: RecogniseSettings = field(default_factory=RecogniseSettings)
+    point: PointSettings = field(default_factory=PointSettings)
     aim: AimSettings = field(default_factory=AimSettings)
     finetune: RecogniseSettings = field(default_factory=lambda: RecogniseSettings(classifier_lr=0.01))
     joint: JointSettings = field(default_factory=JointSettings)
@@ -212,7 +236,7 @@ class TrainSettings:
             epochs = getattr(self, stage).epochs
             if epochs < 0:
                 raise BadSetting(f"{stage}.epochs must not be negative, but got {epochs}.")
-        if self.network.looks < 2 and {"aim", "joint"} & set(self.stages):
+        if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
             raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
 
     def plan(self) -> list[str]:

@@ -42,11 +42,13 @@ class Moment:
     progress   in [0, 1) along the stage
     generator  on the CPU, seeded anew for every update
     rows       (B,) int64 which images of the training data the batch consists of; None: nobody knows
+    seed       that these were augmented with; None: nobody knows
     """
 
     progress: float
     generator: torch.Generator
     rows: Tensor | None = None
+    seed: int | None = None
 
 
 class Stage(Protocol):

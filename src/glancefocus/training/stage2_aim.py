@@ -36,7 +36,7 @@ from glancefocus.training.ppo import (
     ppo_loss,
 )
 from glancefocus.training.rewards import contrastive_reward, cross_entropy_reward, increment_reward
-from glancefocus.training.settings import AimSettings
+from glancefocus.training.settings import AimSettings, PolicyTraining
 from glancefocus.training.stage import Moment, Workshop, train_only
 
 # Aims whose deviation over the images is below this on both axes are all alike: the policy looks at one place for every image.
@@ -152,16 +152,24 @@ def improve_policy(
             entropy_weight=settings.entropy_weight,
             entropy=gaussian_entropy(deviation),
         )
-        if not math.isfinite(float(losses.total.detach())):
-            raise BadRun(
-                "the policy's loss is not a number: its learning rate is too high. The last good checkpoint is kept. "
-                "Lower aim.lr and start again in another folder."
-            )
-        optimizer.zero_grad()
-        workshop.accelerator.backward(losses.total)
-        optimizer.step()
+        descend_policy(workshop, optimizer, losses.total, "aim.lr")
         numbers = {"loss": float(losses.total.detach()), "value_loss": float(losses.value.detach())}
     return numbers
+
+
+def descend_policy(workshop: Workshop, optimizer: Any, loss: Tensor, rate: str) -> None:
+    """One step of the optimiser.
+
+    rate  the setting that it was given by
+    """
+    if not math.isfinite(float(loss.detach())):
+        raise BadRun(
+            "the policy's loss is not a number: its learning rate is too high. The last good checkpoint is kept. "
+            f"Lower {rate} and start again in another folder."
+        )
+    optimizer.zero_grad()
+    workshop.accelerator.backward(loss)
+    optimizer.step()
 
 
 def along(start: float, end: float | None, progress: float) -> float:
@@ -175,10 +183,10 @@ class AimStage:
 
     name = "aim"
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, settings: PolicyTraining | None = None) -> None:
         self.workshop = workshop
         self.data = workshop.data
-        self.settings = workshop.settings.aim
+        self.settings = settings or workshop.settings.aim
         self.epochs = self.settings.epochs
         policy = workshop.net.policy
         self.train_mode()

@@ -1,0 +1,122 @@
+"""Where in an image the evidence for its label lies, as the backbone sees it: what a policy can be taught to point at.
+
+Nobody has to mark anything: a backbone that was trained on whole images with nothing but their labels answers from some places of
+its map more than from others.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.data.splits import Split, followed, in_order, scene_batches
+from glancefocus.errors import BadSetting
+from glancefocus.evaluation.every_look import seen_at_once
+from glancefocus.scene import as_batch
+from glancefocus.training.stage import Moment, Workshop
+
+
+class Places(NamedTuple):
+    """One place in each image.
+
+    centre  (B, 2) float32 in px of the image, as (y, x)
+    weight  (B,) in [0, 1] how much of the evidence lies there and not all over the image
+    """
+
+    centre: Tensor
+    weight: Tensor
+
+
+def strongest_places(evidence: Tensor, image_hw: tuple[int, int], patch_px: int) -> Places:
+    """The middle of the evidence within the patch that holds the most of it.
+
+    evidence  (B, rows, columns), see Encoder.evidence; what speaks against the label counts for nothing
+    """
+    _, rows, columns = evidence.shape
+    positive = evidence.float().clamp_min(0)
+    total = positive.sum(dim=(1, 2))
+    steps = torch.tensor([image_hw[0] / rows, image_hw[1] / columns], device=evidence.device)
+    reach = [int(patch_px / float(step)) // 2 for step in steps]  # cells to either side of a patch's middle one
+    window = torch.ones(1, 1, 2 * reach[0] + 1, 2 * reach[1] + 1, device=evidence.device)
+    held = F.conv2d(positive[:, None], window, padding=(reach[0], reach[1]))[:, 0]
+    best = held.flatten(1).argmax(dim=1)
+    best_row, best_column = best // columns, best % columns
+    row, column = (torch.arange(side, device=evidence.device) for side in (rows, columns))
+    near_row = (row - best_row[:, None]).abs() <= reach[0]
+    near_column = (column - best_column[:, None]).abs() <= reach[1]
+    within = positive * (near_row[:, :, None] & near_column[:, None, :])
+    mass = within.sum(dim=(1, 2))
+    middle = torch.stack(
+        [(within.sum(dim=2) * row).sum(dim=1), (within.sum(dim=1) * column).sum(dim=1)], dim=1
+    ) / mass.clamp_min(1e-12).unsqueeze(1)
+    cells = near_row.sum(dim=1) * near_column.sum(dim=1)
+    spread = cells / (rows * columns)  # the share that evidence all over the image would have there
+    share = torch.where(total > 0, mass / total.clamp_min(1e-12), spread)
+    weight = ((share - spread) / (1 - spread).clamp_min(1e-12)).clamp(0, 1)
+    return Places((middle + 0.5) * steps, weight)
+
+
+def aims_at(centre: Tensor, image_hw: tuple[int, int], patch_px: int | Tensor) -> Tensor:
+    """(B, 2) in [0, 1]: the aims whose patches have these middles, or come as near as the image's edges allow."""
+    room = room_px(image_hw, patch_px, centre.device)
+    half = torch.as_tensor(patch_px, device=centre.device).reshape(-1, 1) / 2
+    return ((centre - half) / room.clamp_min(1)).clamp(0, 1)
+
+
+def room_px(image_hw: tuple[int, int], patch_px: int | Tensor, device: torch.device) -> Tensor:
+    """(1 or B, 2) by how many px patches can be moved along each axis."""
+    sides = torch.tensor([image_hw], dtype=torch.float32, device=device)
+    return sides - torch.as_tensor(patch_px, device=device).reshape(-1, 1)
+
+
+class BackboneEvidence:
+    """The places that the focus encoder, seeing whole images, would point at: worked out once for images that stay as they are or
+    only move, anew for those of which each epoch cuts out other parts."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+        self._known: Places | None = None
+
+    def places(self, images: Tensor, labels: Tensor, moment: Moment) -> Places:
+        """Of a batch of training images."""
+        train = self.workshop.data.train
+        if moment.rows is not None and moment.seed is not None:
+            rows = moment.rows
+            if self._known is None and followed(train, torch.zeros(len(rows), 2), rows, moment.seed) is not None:
+                self._known = self._of_all(train)
+            if self._known is not None:
+                centre = followed(train, self._known.centre[rows], rows, moment.seed)
+                assert centre is not None
+                return Places(centre.to(images.device), self._known.weight[rows].to(images.device))
+        return self._see(images, labels)
+
+    def forget(self) -> None:
+        self._known = None
+
+    def _see(self, images: Tensor, labels: Tensor) -> Places:
+        net = self.workshop.net
+        whole = as_batch(images, net.settings.view).whole
+        evidence = net.focus_encoder.evidence(whole, labels)
+        if not bool(evidence.any()):
+            raise BadSetting(
+                f"the backbone {net.settings.backbone} finds no evidence at any place of its map, as networks that answer from a "
+                "token of their own do not. Leave the stage point out."
+            )
+        return strongest_places(evidence, (whole.shape[-2], whole.shape[-1]), max(net.settings.patch_px))
+
+    def _of_all(self, split: Split) -> Places:
+        """Divided among the processes; all of them then know all."""
+        workshop = self.workshop
+        accelerator, view = workshop.accelerator, workshop.net.settings.view
+        found = torch.zeros(len(split), 3)
+        order = in_order(len(split), seen_at_once(workshop.net.settings))
+        own = order[accelerator.process_index :: accelerator.num_processes]
+        for rows, (images, labels) in zip(own, scene_batches(split, view, own, None, workshop.workers), strict=True):
+            places = self._see(images.to(accelerator.device), labels.to(accelerator.device))
+            found[list(rows)] = torch.cat([places.centre, places.weight[:, None]], dim=1).cpu()
+            if workshop.tell is not None:
+                workshop.tell("finding evidence", rows[-1] + 1, len(split))
+        if accelerator.num_processes > 1:
+            found = accelerator.reduce(found.to(accelerator.device), "sum").cpu()
+        return Places(found[:, :2], found[:, 2])

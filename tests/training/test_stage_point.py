@@ -1,0 +1,146 @@
+"""The stage point: a policy that is shown where the backbone finds its evidence learns to aim there."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from glancefocus.data.splits import MemorySplit, shuffled
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.look import Aim, Look
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.training.evidence import BackboneEvidence, Places
+from glancefocus.training.settings import PointSettings
+from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage_point import PointStage, pointing_loss
+
+World = Callable[..., Workshop]
+
+
+def learn(workshop: Workshop, steps: int = 60, seed: int | None = 5) -> PointStage:
+    stage = PointStage(workshop)
+    stage.begin()
+    stage.train_mode()
+    train = workshop.data.train
+    order = [batch for epoch in range(1 + steps * 100 // len(train)) for batch in shuffled(len(train), 100, epoch)]
+    for step, (images, labels) in enumerate(train.batches(order[:steps], seed)):
+        rows = torch.as_tensor(order[step])
+        stage.update(images, labels, Moment(step / steps, torch.Generator().manual_seed(step), rows, seed))
+    return stage
+
+
+def hit_rate(workshop: Workshop) -> list[float]:
+    val = workshop.data.val
+    assert val.boxes is not None
+    return evaluate_every_look(workshop.net, val).hit_rate_per_focus(val.boxes)
+
+
+@pytest.mark.parametrize("head", ["conv", "linear"])
+@pytest.mark.parametrize("augment", [{}, {"shift_px": 3}, {"flip": True}], ids=["still", "shifted", "flipped"])
+def test_the_policy_learns_to_point(head: str, augment: dict[str, int], square_world: World) -> None:
+    workshop = square_world(head, looks=3, point={"lr": 5e-3})
+    train = workshop.data.train
+    assert isinstance(train, MemorySplit)
+    workshop.data.train = MemorySplit(train.images, train.labels, train.view, **augment)  # type: ignore[arg-type]
+    assert hit_rate(workshop)[0] < 0.2
+    learn(workshop)
+    assert min(hit_rate(workshop)) > 0.8
+
+
+def test_places_that_are_not_those_of_the_image_teach_nothing(
+    square_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = BackboneEvidence.places
+
+    def others(self: BackboneEvidence, images: Tensor, labels: Tensor, moment: Moment) -> Places:
+        right = whole(self, images, labels, moment)
+        return Places(right.centre.roll(1, 0), right.weight)
+
+    monkeypatch.setattr(BackboneEvidence, "places", others)
+    workshop = square_world(looks=2, point={"lr": 5e-3})
+    learn(workshop)
+    assert hit_rate(workshop)[0] < 0.25
+
+
+def test_places_are_worked_out_once_where_images_can_be_followed(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    train = workshop.data.train
+    assert isinstance(train, MemorySplit)
+    seen: list[int] = []
+    encoder = workshop.net.focus_encoder
+    whole = encoder.evidence
+
+    def counted(images: Tensor, labels: Tensor) -> Tensor:
+        seen.append(len(images))
+        return whole(images, labels)
+
+    encoder.evidence = counted  # type: ignore[method-assign]
+    learn(workshop, steps=3)
+    assert sum(seen) == len(train)
+    seen.clear()
+    evidence = BackboneEvidence(workshop)
+    images, labels = next(iter(train.batches([range(10)])))
+    at_once = evidence.places(images, labels, Moment(0, torch.Generator()))  # nobody knows which images
+    assert seen == [10]
+    known = evidence.places(images, labels, Moment(0, torch.Generator(), torch.arange(10), 3))
+    torch.testing.assert_close(known.centre, at_once.centre)
+    torch.testing.assert_close(known.weight, at_once.weight)
+
+
+def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[..., Look]) -> None:
+    places = Places(torch.tensor([[30.0, 50.0], [20.0, 20.0]]), torch.tensor([1.0, 0.5]))
+    first = look_with([0.5, 0.5])
+    second = replace(look_with([0.5, 0.5], number=2), aim=Aim(where=torch.zeros(2, 2), patch_px=20))
+    # In an image of 60x100 px patches of 20 px have 40x80 px of room; a quarter of their side is 5 px.
+    means = torch.tensor([[[0.5, 0.5], [0.5, 0.125]]], requires_grad=True)  # there; 10 px too low
+    loss = pointing_loss(means, [first, second], places, (60, 100))
+    assert loss.item() == pytest.approx(0.5 * float(torch.tensor(5.0).log()) / 2, abs=1e-5)
+    loss.backward()
+    assert means.grad is not None
+    assert float(means.grad[0, 1, 0]) > 0
+    assert float(means.grad[0, 0].abs().max()) < 1e-5
+
+
+def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:
+    workshop = square_world(looks=2)
+
+    def from_a_token(images: Tensor, labels: Tensor) -> Tensor:
+        return torch.zeros(images.shape[0], 4, 4)
+
+    workshop.net.focus_encoder.evidence = from_a_token  # type: ignore[method-assign]
+    with pytest.raises(BadSetting, match="finds no evidence at any place of its map"):
+        learn(workshop, steps=1)
+
+
+def test_a_policy_that_broke_is_said(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    torch.nn.init.constant_(workshop.net.policy.critic.weight, float("nan"))
+    with pytest.raises(BadRun, match=r"too high.*Lower point.lr"):
+        learn(workshop, steps=1)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"deviation": -0.1}])
+def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(BadSetting, match=f"point.{next(iter(wrong))} must be above 0"):
+        PointSettings(**wrong)
+
+
+def test_patches_of_several_sizes_learn_to_point_too(
+    small_net: Callable[..., GlanceFocus], workshop_of: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net(patch_px=(24, 40), looks=3)
+    images = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = MemorySplit(images, torch.arange(8) % 3, net.settings.view)
+    places = Places(torch.tensor([[22.0, 40.0]]).expand(8, 2), torch.ones(8))
+    monkeypatch.setattr(BackboneEvidence, "places", lambda *_: places)
+    stage = PointStage(workshop_of(net, split, split, point={"lr": 1e-2}))
+    stage.train_mode()
+    batch, labels = next(split.pixel_batches([range(8)]))
+    losses = []
+    for step in range(60):
+        moment = Moment(0, torch.Generator().manual_seed(step), torch.arange(8), 1)
+        losses.append(stage.update(batch, labels, moment)["loss"])
+    assert sum(losses[-5:]) < 0.3 * sum(losses[:5])
