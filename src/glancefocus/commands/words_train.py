@@ -64,7 +64,8 @@ def train(
         A bundle whose network is trained on, with the same preset or backbone and sizes.
     stages
         What to run: initialise, 1, 2, 3, or joint (one stage instead of three). Give it several times or with commas;
-        2 and 3 may come again. In a built-in world also small and small_glance: backbone and glance encoder see small scenes first.
+        2 and 3 may come again. point, before 2 or instead of it: the policy is taught where the backbone finds its evidence.
+        In a built-in world also small and small_glance: backbone and glance encoder see small scenes first.
     rounds
         How often stages II and III are gone through.
     glance_px
