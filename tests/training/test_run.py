@@ -375,8 +375,8 @@ def test_two_processes_agree_with_each_other_and_with_one(tiny: Tiny, tmp_path: 
 
 
 def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
-    epochs = ["backbone.epochs=1", "joint.epochs=1", "aim.epochs=1"]
-    short = ["--stages", "backbone,joint,2", *(word for epoch in epochs for word in ("--set", epoch))]
+    epochs = ["backbone.epochs=1", "joint.epochs=1", "point.epochs=1", "aim.epochs=1"]
+    short = ["--stages", "backbone,joint,point,2", *(word for epoch in epochs for word in ("--set", epoch))]
     words = [*TINY_WORDS, *short, "--processes", "2", "--json", "-o", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "glancefocus.cli", *words], capture_output=True, text=True, timeout=240, check=False
@@ -384,8 +384,19 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     fact = json.loads(done.stdout)
     assert len(fact["validation_accuracy_per_look"]) == 2
-    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == ["backbone", "joint", "aim"]
+    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == ["backbone", "joint", "point", "aim"]
     assert gf.load(fact["bundle"]).classes == ("none", "30", "50", "80", "100")
+
+
+@pytest.mark.parametrize("shift_px", [0, 3], ids=["still", "shifted"])
+def test_pointing_goes_on_where_it_was_stopped(shift_px: int, tiny: Tiny, tmp_path: Path) -> None:
+    changes = {"stages": ["point"], "point": {"epochs": 2}}
+    settings = tiny(**changes, data={"augment": {"shift_px": shift_px}})
+    interrupted_run(settings, tmp_path / "stopped")
+    train(settings, tmp_path / "stopped", quiet=True)
+    train(settings, tmp_path / "whole", quiet=True)
+    assert same_weights(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
+    assert metrics_of(tmp_path / "whole")[-1]["stage"] == "point"
 
 
 def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(tiny: Tiny, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from glancefocus.settings import from_plain
 from glancefocus.training.run import Interrupted, train
 from glancefocus.training.settings import TrainSettings
 
-EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "aim": 2, "finetune": 1, "joint": 1}
+EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "point": 1, "aim": 2, "finetune": 1, "joint": 1}
 
 
 def tiny_settings(**changes: Any) -> TrainSettings:
