@@ -15,7 +15,7 @@ from glancefocus.errors import BadSetting, ImageTooSmall
 from glancefocus.resize import antialiased
 from glancefocus.settings import GlanceResize, ViewSettings
 
-# As many are resized in one go: memory for far more is given back each time, and getting it again takes longer than resizing.
+# So many are resized in one go on a CPU: memory for far more is given back each time, and getting it again takes long.
 FLOATS_AT_ONCE = 1 << 22
 
 
@@ -178,7 +178,8 @@ class ImageBatch:
         if self.view is None:
             return shrink(images, px, resize)
         # Resizing mixes pixels with weights that sum to 1, so it may come before the rest of the arithmetic.
-        at_once = max(1, FLOATS_AT_ONCE // max(1, images[:1].numel()))
+        on_cpu = images.device.type == "cpu"
+        at_once = max(1, FLOATS_AT_ONCE // max(1, images[:1].numel()) if on_cpu else images.shape[0])
         shrunk = torch.cat([shrink(some.float(), px, resize) for some in torch.split(images, at_once)])
         small = normalise(shrunk / 255, self.view)
         return small.contiguous(memory_format=torch.channels_last)

@@ -209,14 +209,18 @@ def test_places_follow_their_images(augment: dict[str, Any]) -> None:
     torch.testing.assert_close(found, marked + 0.5)
 
 
-def test_places_stay_within_the_image() -> None:
-    split = MemorySplit(
-        torch.zeros(30, 3, 20, 30, dtype=torch.uint8), torch.zeros(30), ViewSettings(fit="whole"), shift_px=4
-    )
-    corner = followed(split, torch.tensor([[19.0, 1.0]]).expand(30, 2), torch.arange(30), 1)
-    assert corner is not None
-    assert float(corner[:, 0].max()) == 20
-    assert float(corner[:, 1].min()) == 0
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_split_can_be_read_in_the_middle_of_reading_it(workers: int, tmp_path: Path) -> None:
+    split = split_of(files(tmp_path), crop=1.0, flip=False)
+    order = [[0, 1], [2, 3], [4, 5]]
+    plain = [images for images, _ in split.batches(order)]
+    got = []
+    for number, (images, _) in enumerate(split.batches(order, workers=workers)):
+        got.append(images)
+        if number == 0:
+            within = [images for images, _ in split.batches(order[::-1], workers=workers)]
+            assert torch.equal(torch.cat(within), torch.cat(plain[::-1]))
+    assert torch.equal(torch.cat(got), torch.cat(plain))
 
 
 def test_nobody_can_follow_random_crops(tmp_path: Path) -> None:

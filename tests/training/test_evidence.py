@@ -22,6 +22,15 @@ def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_mos
     torch.testing.assert_close(places.weight, torch.tensor([(4 / 7.5 - 9 / 48) / (1 - 9 / 48), 1.0]))
 
 
+def test_what_no_patch_could_hold_together_is_not_taken_together() -> None:
+    evidence = torch.zeros(1, 8, 8)
+    evidence[0, 4, 2], evidence[0, 4, 4] = 2, 1.9  # 16 px cells: from the first to the last of them 48 px
+    one = strongest_places(evidence, (128, 128), patch_px=32)
+    torch.testing.assert_close(one.centre, torch.tensor([[4.5 * 16, 2.5 * 16]]))
+    both = strongest_places(evidence, (128, 128), patch_px=64)
+    torch.testing.assert_close(both.centre, torch.tensor([[4.5 * 16, 16 * (2.5 + 2 * 1.9 / 3.9)]]))
+
+
 @pytest.mark.parametrize("value", [1.0, 0.0, -1.0])
 def test_evidence_all_over_the_image_has_no_weight(value: float) -> None:
     places = strongest_places(torch.full((1, 6, 8), value), (96, 128), patch_px=48)

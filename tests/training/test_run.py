@@ -491,6 +491,22 @@ def test_settings_of_stages_that_nobody_runs_may_change(tiny: Tiny, tmp_path: Pa
         train(replace(settings, backbone=replace(settings.backbone, lr=7.0)), tmp_path / "run", quiet=True)
 
 
+def test_stages_added_to_a_run_may_have_any_settings(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(stages=["recognise"]), tmp_path / "grown", quiet=True)
+    longer = tiny(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.01})
+    train(longer, tmp_path / "grown", quiet=True)
+    train(longer, tmp_path / "whole", quiet=True)
+    assert same_weights(weights_of(tmp_path / "grown"), weights_of(tmp_path / "whole"))
+    with pytest.raises(BadRun, match=r"aim.lr was 0.01, now 0.02"):
+        train(tiny(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.02}), tmp_path / "grown", quiet=True)
+
+
+def test_the_joint_stage_aims_by_the_settings_of_stage_two(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(stages=["joint"]), tmp_path / "run", quiet=True)
+    with pytest.raises(BadRun, match=r"aim.lr was 0.0003, now 0.02"):
+        train(tiny(stages=["joint"], aim={"lr": 0.02}), tmp_path / "run", quiet=True)
+
+
 def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tiny: Tiny) -> None:
     settings = tiny(stages=["small_glance"])
     view = replace(settings.network.view, height_px=480, width_px=640)

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from glancefocus.data.splits import MemorySplit, shuffled
+from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, shuffled
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.settings import from_plain
 from glancefocus.training.evidence import BackboneEvidence, Places
-from glancefocus.training.settings import PointSettings
+from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
 from glancefocus.training.stage_point import PointStage, pointing_loss
 
@@ -90,6 +92,46 @@ def test_places_are_worked_out_once_where_images_can_be_followed(square_world: W
     torch.testing.assert_close(known.weight, at_once.weight)
 
 
+def test_places_that_left_the_image_have_no_weight(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    train = workshop.data.train
+    assert isinstance(train, MemorySplit)
+    moved = MemorySplit(train.images, train.labels, train.view, shift_px=8)
+    workshop.data.train = moved
+    rows = torch.arange(400)
+    images, labels = next(moved.batches([rows.tolist()], seed=3))
+    places = BackboneEvidence(workshop).places(images, labels, Moment(0, torch.Generator(), rows, 3))
+    out = ((places.centre < 0) | (places.centre > 32)).any(dim=1)
+    assert 10 < int(out.sum()) < 200
+    assert float(places.weight[out].max()) == 0
+    assert float(places.weight[~out].min()) > 0
+
+
+def test_processes_share_the_work(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    alone = BackboneEvidence(workshop)._of_all(workshop.data.train)
+    shares = []
+    for rank in range(3):
+        workshop.accelerator = SimpleNamespace(
+            process_index=rank, num_processes=3, device=torch.device("cpu"), reduce=lambda found, how: found
+        )  # type: ignore[assignment]
+        shares.append(BackboneEvidence(workshop)._of_all(workshop.data.train))
+    for whole, parts in zip(alone, zip(*shares, strict=True), strict=True):
+        assert all(bool(part.any()) for part in parts)
+        assert torch.equal(whole, torch.stack(parts).sum(dim=0))
+
+
+def test_of_images_that_nobody_can_follow_evidence_is_found_anew(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    train = workshop.data.train
+    images, labels = next(iter(train.batches([range(20)])))
+    workshop.data.train = FileSplit([], train.labels, workshop.net.settings.view, AugmentSettings(flip=True))
+    places = BackboneEvidence(workshop).places(images, labels, Moment(0, torch.Generator(), torch.arange(20), 3))
+    assert train.boxes is not None
+    middle = train.boxes[:20].unflatten(1, (2, 2)).mean(dim=1)
+    assert float((places.centre - middle).abs().max()) < 4
+
+
 def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[..., Look]) -> None:
     places = Places(torch.tensor([[30.0, 50.0], [20.0, 20.0]]), torch.tensor([1.0, 0.5]))
     first = look_with([0.5, 0.5])
@@ -122,10 +164,23 @@ def test_a_policy_that_broke_is_said(square_world: World) -> None:
         learn(workshop, steps=1)
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"deviation": -0.1}])
+@pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"deviation": -0.1}, {"lr_end": 0.0}, {"deviation_end": -1.0}])
 def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(BadSetting, match=f"point.{next(iter(wrong))} must be above 0"):
         PointSettings(**wrong)
+
+
+def test_a_rate_that_would_rise_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"falls from point.lr to point.lr_end, but got 1e-05 and 0.0001"):
+        PointSettings(lr=1e-5)
+
+
+@pytest.mark.parametrize("stages", [["recognise", "aim", "point"], ["finetune", "point"], ["point", "recognise"]])
+def test_its_place_is_between_recognising_and_aiming(stages: list[str]) -> None:
+    plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}
+    from_plain(TrainSettings, {**plain, "stages": ["recognise", "point", "aim", "finetune"]})
+    with pytest.raises(BadSetting, match=r"point comes after recognise \(1\) and before aim \(2\) and finetune"):
+        from_plain(TrainSettings, {**plain, "stages": stages})
 
 
 def test_patches_of_several_sizes_learn_to_point_too(

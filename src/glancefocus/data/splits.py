@@ -116,6 +116,7 @@ class FileSplit:
     augment: AugmentSettings
     boxes: Tensor | None = None
     _loaders: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _reading: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @property
     def fixed(self) -> bool:
@@ -126,22 +127,28 @@ class FileSplit:
         return len(self.files)
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        # Workers are started once and stay: starting them takes longer than a short epoch. A loader whose workers stay can be gone
+        # through once at a time, so whoever asks in the middle of that gets another one.
+        if workers in self._reading:
+            yield from _read(self._loader(workers, stays=False), order, seed)
+            return
         if workers not in self._loaders:
-            # Workers are started once and stay: starting them takes longer than a short epoch.
-            self._loaders[workers] = DataLoader(
-                self._reader(),
-                batch_sampler=_Orders(),
-                num_workers=workers,
-                collate_fn=_collate,
-                multiprocessing_context="spawn" if workers else None,
-                persistent_workers=workers > 0,
-            )
-        loader = self._loaders[workers]
-        loader.batch_sampler.batches = [[(index, seed) for index in indexes] for indexes in order]
-        for batch in loader:
-            if isinstance(batch, str):
-                raise BadData(batch)
-            yield batch
+            self._loaders[workers] = self._loader(workers, stays=workers > 0)
+        self._reading.add(workers)
+        try:
+            yield from _read(self._loaders[workers], order, seed)
+        finally:
+            self._reading.discard(workers)
+
+    def _loader(self, workers: int, *, stays: bool) -> Any:
+        return DataLoader(
+            self._reader(),
+            batch_sampler=_Orders(),
+            num_workers=workers,
+            collate_fn=_collate,
+            multiprocessing_context="spawn" if workers else None,
+            persistent_workers=stays,
+        )
 
     def in_memory(self, progress: Any = None) -> MemorySplit:
         """The same images viewed once and held; of the augmentation flips and shifts are left."""
@@ -202,6 +209,15 @@ class _Pictures(Dataset[Batch | str]):
         except BadImage as error:
             return f"{error} Remove the file, or let the check of the files skip it (--check-files)."
         return image, self.labels[index]
+
+
+def _read(loader: Any, order: Sequence[Sequence[int]], seed: int | None) -> Iterator[Batch]:
+    """The batches of one pass; a worker's mistake is raised here."""
+    loader.batch_sampler.batches = [[(index, seed) for index in indexes] for indexes in order]
+    for batch in loader:
+        if isinstance(batch, str):
+            raise BadData(batch)
+        yield batch
 
 
 class _Orders:
@@ -268,7 +284,8 @@ def _flipped(seeds: list[int]) -> Tensor:
 
 
 def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | None:
-    """Where places of images lie after the images have been augmented; None: that is not known, for parts are cut out of them.
+    """(B, 2) where places of images come to lie when the images are augmented, also beyond their edges; None: nobody knows, as of
+    images that are read from files and changed then.
 
     places  (B, 2) in px of the images as they are, as (y, x)
     rows    (B,) which images of the split
@@ -278,14 +295,13 @@ def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | 
         return places
     if not isinstance(split, MemorySplit):
         return None
-    sides = torch.tensor(split.images.shape[-2:])
     seeds, places = _seeds(seed, rows), places.clone()
     if split.flip:
         flipped = _flipped(seeds)
-        places[flipped, 1] = sides[1] - places[flipped, 1]
+        places[flipped, 1] = split.images.shape[-1] - places[flipped, 1]
     if split.shift_px > 0:
         places += torch.tensor([[_shift(one, axis, split.shift_px) for axis in (-2, -1)] for one in seeds])
-    return places.clamp_min(0).minimum(sides)
+    return places
 
 
 def _collate(rows: list[Batch | str]) -> Batch | str:

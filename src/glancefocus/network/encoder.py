@@ -59,6 +59,7 @@ class Encoder(nn.Module):
 
         The map times the gradient of the own head's answer. Where the head is linear in the mean of the map it is the class
         activation map: its mean is the answer, but for the head's biases. A head that does not read the map: zeros.
+        Not for inference mode, which knows no gradients.
         """
         with torch.no_grad():
             features = self.backbone.forward_features(images)

@@ -37,7 +37,8 @@ def strongest_places(evidence: Tensor, image_hw: tuple[int, int], patch_px: int)
     positive = evidence.float().clamp_min(0)
     total = positive.sum(dim=(1, 2))
     steps = torch.tensor([image_hw[0] / rows, image_hw[1] / columns], device=evidence.device)
-    reach = [int(patch_px / float(step)) // 2 for step in steps]  # cells to either side of a patch's middle one
+    # Cells to either side of a middle one that lie within a patch.
+    reach = [max(0, patch_px * cells // side - 1) // 2 for cells, side in zip((rows, columns), image_hw, strict=True)]
     window = torch.ones(1, 1, 2 * reach[0] + 1, 2 * reach[1] + 1, device=evidence.device)
     held = F.conv2d(positive[:, None], window, padding=(reach[0], reach[1]))[:, 0]
     best = held.flatten(1).argmax(dim=1)
@@ -72,7 +73,7 @@ def room_px(image_hw: tuple[int, int], patch_px: int | Tensor, device: torch.dev
 
 class BackboneEvidence:
     """The places that the focus encoder, seeing whole images, would point at: worked out once for images that stay as they are or
-    only move, anew for those of which each epoch cuts out other parts."""
+    can be followed, anew with every batch for those that change in other ways."""
 
     def __init__(self, workshop: Workshop) -> None:
         self.workshop = workshop
@@ -88,22 +89,34 @@ class BackboneEvidence:
             if self._known is not None:
                 centre = followed(train, self._known.centre[rows], rows, moment.seed)
                 assert centre is not None
-                return Places(centre.to(images.device), self._known.weight[rows].to(images.device))
-        return self._see(images, labels)
+                sides = torch.tensor(images.shape[-2:])
+                in_view = ((centre >= 0) & (centre <= sides)).all(dim=1)
+                return Places(centre.to(images.device), (self._known.weight[rows] * in_view).to(images.device))
+        places = self._see(images, labels)
+        self._refuse_nothing(places.weight)
+        return places
 
     def forget(self) -> None:
         self._known = None
 
     def _see(self, images: Tensor, labels: Tensor) -> Places:
+        """As many at once as there is memory for; in full precision, in which logits times cells always fit."""
         net = self.workshop.net
-        whole = as_batch(images, net.settings.view).whole
-        evidence = net.focus_encoder.evidence(whole, labels)
-        if not bool(evidence.any()):
+        at_once, patch_px = seen_at_once(net.settings), max(net.settings.patch_px)
+        found: list[Places] = []
+        with torch.autocast(images.device.type, enabled=False):
+            for some, some_labels in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
+                whole = as_batch(some, net.settings.view).whole
+                evidence = net.focus_encoder.evidence(whole, some_labels)
+                found.append(strongest_places(evidence, (whole.shape[-2], whole.shape[-1]), patch_px))
+        return Places(torch.cat([places.centre for places in found]), torch.cat([places.weight for places in found]))
+
+    def _refuse_nothing(self, weight: Tensor) -> None:
+        if not bool(weight.any()):
             raise BadSetting(
-                f"the backbone {net.settings.backbone} finds no evidence at any place of its map, as networks that answer from a "
-                "token of their own do not. Leave the stage point out."
+                f"the backbone {self.workshop.net.settings.backbone} finds no evidence at any place of its map, as networks that "
+                "answer from a token of their own do not. Leave the stage point out."
             )
-        return strongest_places(evidence, (whole.shape[-2], whole.shape[-1]), max(net.settings.patch_px))
 
     def _of_all(self, split: Split) -> Places:
         """Divided among the processes; all of them then know all."""
@@ -119,4 +132,5 @@ class BackboneEvidence:
                 workshop.tell("finding evidence", rows[-1] + 1, len(split))
         if accelerator.num_processes > 1:
             found = accelerator.reduce(found.to(accelerator.device), "sum").cpu()
+        self._refuse_nothing(found[:, 2])
         return Places(found[:, :2], found[:, 2])

@@ -210,7 +210,8 @@ class _Training:
         if row.get("collapsed") and epoch + 1 == stage.epochs:
             self.journal.say(
                 "the policy has collapsed: it aims at the same place in every image. "
-                "Try another seed, aim.deviation 0.2, or more epochs of the stages before it."
+                f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
+                "or more epochs of the stages before it."
             )
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])

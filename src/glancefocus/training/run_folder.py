@@ -26,9 +26,10 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
         except (ValueError, BadSetting):
             raise BadRun(f"{file} is damaged. Start in another folder.") from None
         # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
-        # What a stage that is in neither would do is nobody's concern.
-        unused = set(STAGES) - set(found["stages"]) - set(wanted["stages"])
-        kept, asked = ({k: v for k, v in t.items() if k not in {"stages", "rounds", *unused}} for t in (found, wanted))
+        # How a stage goes that the run did not have so far is not decided yet.
+        used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # it aims as stage II does
+        free = {"stages", "rounds", *STAGES} - used
+        kept, asked = ({k: v for k, v in t.items() if k not in free} for t in (found, wanted))
         different = list(differences(kept, asked))
         if different and (folder / CHECKPOINT_FILE).exists():
             raise BadRun(

@@ -98,10 +98,15 @@ class PolicyTraining:
     deviation_end: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("deviation", "lr"):
-            if not getattr(self, name) > 0:
-                stage = "point" if isinstance(self, PointSettings) else "aim"
-                raise BadSetting(f"{stage}.{name} must be above 0, but got {getattr(self, name)}.")
+        stage = "point" if isinstance(self, PointSettings) else "aim"
+        for name in ("deviation", "lr", "deviation_end", "lr_end"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BadSetting(f"{stage}.{name} must be above 0, but got {value}.")
+        if self.lr_end is not None and self.lr_end > self.lr:
+            raise BadSetting(
+                f"the rate falls from {stage}.lr to {stage}.lr_end, but got {self.lr} and {self.lr_end}. Lower the end, too."
+            )
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,13 @@ class TrainSettings:
             "small_glance"
         ):
             raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
+        if "point" in self.stages:
+            before = self.stages[: self.stages.index("point")]
+            if {"aim", "finetune"} & set(before) or "recognise" in self.stages[len(before) :]:
+                raise BadSetting(
+                    "the stage point comes after recognise (1) and before aim (2) and finetune (3), but got "
+                    f"{', '.join(self.stages)}."
+                )
         if not self.stages:
             raise BadSetting("there is nothing to train: no stage was named.")
         if self.rounds < 1 or self.batch_size < 2 or self.accumulation < 1:
