@@ -1,12 +1,25 @@
-"""Where the evidence lies: closed forms, and a backbone that learnt from labels alone."""
+"""Where the evidence lies: closed forms, a backbone that learnt from labels alone, and a glance encoder that learns from it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from glancefocus.data.splits import MemorySplit, shuffled
+from glancefocus.errors import BadSetting
 from glancefocus.network.encoder import Encoder, build_backbone
-from glancefocus.scene import top_left
-from glancefocus.training.evidence import aims_at, strongest_places
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.scene import as_batch, top_left
+from glancefocus.settings import from_plain
+from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places, aims_at, cells_of, strongest_places
+from glancefocus.training.initialise import InitialiseStage
+from glancefocus.training.settings import InitialiseSettings, TrainSettings
+from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage_point import PointStage
 
 
 def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_most() -> None:
@@ -85,3 +98,132 @@ def test_a_backbone_that_learnt_from_labels_alone_shows_where_the_squares_are() 
     places = strongest_places(encoder.eval().evidence(images, labels), (128, 128), patch_px=48)
     away = (places.centre - middle).abs().amax(dim=1)
     assert float((away < 24).float().mean()) > 0.9
+
+
+def test_a_place_is_shared_among_the_four_cells_around_it() -> None:
+    # Cells of 20x25 px, with their middles at 10, 30, 50 and at 12.5, 37.5, 62.5, 87.5.
+    centre = torch.tensor([[30.0, 62.5], [35.0, 68.75], [0.0, 100.0], [-9.0, 12.5]])
+    cells = cells_of(centre, (60, 100), (3, 4))
+    wanted = torch.zeros(4, 3, 4)
+    wanted[0, 1, 2] = 1
+    wanted[1, 1, 2], wanted[1, 1, 3], wanted[1, 2, 2], wanted[1, 2, 3] = 0.75 * 0.75, 0.75 * 0.25, 0.25 * 0.75, 0.0625
+    wanted[2, 0, 3] = 1
+    wanted[3, 0, 0] = 1
+    torch.testing.assert_close(cells, wanted)
+
+
+def test_what_a_map_shows_is_judged_by_the_weight_of_the_place() -> None:
+    shown = EvidenceShown(5)
+    map_ = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+    places = Places(torch.tensor([[30.0, 62.5], [10.0, 12.5]]), torch.tensor([1.0, 0.5]))
+    assert shown(map_, places, (60, 100)).item() == pytest.approx(0.75 * math.log(12), abs=1e-6)  # it knows nothing yet
+    torch.nn.init.ones_(shown.speaks_for.weight)
+    scores = map_.sum(dim=1).flatten(1).log_softmax(dim=1)
+    wanted = -(float(scores[0, 6]) + 0.5 * float(scores[1, 0])) / 2
+    assert shown(map_, places, (60, 100)).item() == pytest.approx(wanted, abs=1e-5)
+
+
+World = Callable[..., Workshop]
+
+
+@pytest.fixture
+def square_glances(square_world: World) -> World:
+    """The world of bright squares with a glance encoder that has everything to learn; of their colour, the class, it sees nothing."""
+
+    def make(evidence_weight: float) -> Workshop:
+        shop = square_world(looks=2)
+        torch.manual_seed(0)
+        encoder = Encoder(build_backbone("test_resnet", 2, {"output_stride": 8}))
+        grey = encoder.backbone.forward_features
+        encoder.backbone.forward_features = lambda images: grey(images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1))
+        settings = shop.net.settings
+        shop.net = GlanceFocus(settings, encoder, shop.net.focus_encoder, shop.net.classifier, shop.net.policy)
+        glance = {
+            "epochs": 1,
+            "lr": 3e-3,
+            "optimizer": "adamw",
+            "weight_decay": 0.0,
+            "evidence_weight": evidence_weight,
+        }
+        plain: dict[str, Any] = {"data": {"source": "here"}, "network": {"backbone": "none"}, "glance": glance}
+        shop.settings = from_plain(TrainSettings, {**plain, "network": {"backbone": "none", "glance_px": 32}})
+        return shop
+
+    return make
+
+
+def shown_at(stage: InitialiseStage, shop: Workshop) -> float:
+    """The share of validation images whose square lies in, or beside, the cell that the map speaks for the most."""
+    val = shop.data.val
+    assert val.boxes is not None
+    assert stage.shown is not None
+    images, _ = next(iter(val.batches([range(len(val))])))
+    with torch.no_grad():
+        map_ = shop.net.glance_encoder.eval()(as_batch(images, shop.net.settings.view).whole).map
+        scores = stage.shown.speaks_for(map_)[:, 0]
+    best = scores.flatten(1).argmax(dim=1)
+    rows, columns = scores.shape[-2:]
+    found = torch.stack([(best // columns + 0.5) * 32 / rows, (best % columns + 0.5) * 32 / columns], dim=1)
+    middle = val.boxes.unflatten(1, (2, 2)).mean(dim=1)
+    return float(((found - middle).abs().amax(dim=1) <= 32 / rows).float().mean())
+
+
+@pytest.mark.parametrize("taught", ["its own places", "those of others"])
+def test_a_glance_encoder_learns_from_the_backbone_where_things_are(
+    taught: str, square_glances: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = square_glances(1.0)
+    stage = InitialiseStage("glance", shop)
+    if taught == "those of others":
+        whole = BackboneEvidence.places
+
+        def others(self: BackboneEvidence, images: Tensor, labels: Tensor, moment: Moment) -> Places:
+            right = whole(self, images, labels, moment)
+            return Places(right.centre.roll(1, 0), right.weight)
+
+        monkeypatch.setattr(BackboneEvidence, "places", others)
+    stage.train_mode()
+    train = shop.data.train
+    order = [batch for epoch in range(2) for batch in shuffled(len(train), 50, epoch)]
+    for step, (images, labels) in enumerate(train.batches(order, 1)):
+        moment = Moment(step / len(order), torch.Generator().manual_seed(step), torch.as_tensor(order[step]), 1)
+        stage.update(images, labels, moment)
+    share = shown_at(stage, shop)
+    assert share > 0.8 if taught == "its own places" else share < 0.5
+
+
+def test_evidence_is_worked_out_once_for_all_stages_until_the_focus_encoder_changes(
+    small_net: Callable[..., GlanceFocus], workshop_of: World
+) -> None:
+    net = small_net()
+    images = torch.randint(0, 256, (12, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = MemorySplit(images, torch.arange(12) % 3, net.settings.view)
+    shop = workshop_of(net, split, split, glance={"evidence_weight": 1.0})
+    seen: list[int] = []
+    whole = net.focus_encoder.evidence
+
+    def counted(some: Tensor, labels: Tensor) -> Tensor:
+        seen.append(len(some))
+        return whole(some, labels)
+
+    net.focus_encoder.evidence = counted  # type: ignore[method-assign]
+    batch, labels = next(split.pixel_batches([range(6)]))
+    moment = Moment(0, torch.Generator().manual_seed(0), torch.arange(6), 1)
+    for make in (lambda: InitialiseStage("glance", shop), lambda: PointStage(shop)):
+        make().update(batch, labels, moment)
+    assert sum(seen) == 12
+    with torch.no_grad():
+        next(net.focus_encoder.parameters()).add_(0.1)
+    PointStage(shop).update(batch, labels, moment)
+    assert sum(seen) == 24
+
+
+def test_a_weight_of_evidence_that_makes_no_sense_is_refused() -> None:
+    plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}
+    with pytest.raises(BadSetting, match="evidence_weight must be at least 0, but got -1"):
+        InitialiseSettings(evidence_weight=-1.0)
+    with pytest.raises(BadSetting, match=r"backbone.evidence_weight is for nobody.*Set glance.evidence_weight"):
+        from_plain(TrainSettings, {**plain, "backbone": {"evidence_weight": 1.0}})
+    shared = {"backbone": "test_resnet", "shared_encoder": True}
+    with pytest.raises(BadSetting, match=r"needs two encoders.*shares one"):
+        from_plain(TrainSettings, {**plain, "network": shared, "glance": {"evidence_weight": 1.0}})

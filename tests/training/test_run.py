@@ -389,14 +389,18 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift_px", [0, 3], ids=["still", "shifted"])
-def test_pointing_goes_on_where_it_was_stopped(shift_px: int, tiny: Tiny, tmp_path: Path) -> None:
-    changes = {"stages": ["point"], "point": {"epochs": 2}}
-    settings = tiny(**changes, data={"augment": {"shift_px": shift_px}})
+@pytest.mark.parametrize(
+    ("stage", "changes"), [("point", {"epochs": 2}), ("glance", {"epochs": 2, "evidence_weight": 1.0})]
+)
+def test_learning_from_evidence_goes_on_where_it_was_stopped(
+    stage: str, changes: dict[str, Any], shift_px: int, tiny: Tiny, tmp_path: Path
+) -> None:
+    settings = tiny(stages=[stage], data={"augment": {"shift_px": shift_px}}, **{stage: changes})
     interrupted_run(settings, tmp_path / "stopped")
     train(settings, tmp_path / "stopped", quiet=True)
     train(settings, tmp_path / "whole", quiet=True)
     assert same_weights(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
-    assert metrics_of(tmp_path / "whole")[-1]["stage"] == "point"
+    assert metrics_of(tmp_path / "whole")[-1]["stage"] == stage
 
 
 def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(tiny: Tiny, tmp_path: Path) -> None:

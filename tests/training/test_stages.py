@@ -79,6 +79,7 @@ def changed_parts(before: dict[str, Tensor], net: GlanceFocus) -> dict[str, set[
     [
         ("backbone", {}, {"focus_encoder"}),
         ("glance", {}, {"glance_encoder"}),
+        ("glance", {"evidence_weight": 1.0}, {"glance_encoder"}),
         ("recognise", {}, {"glance_encoder", "focus_encoder", "classifier"}),
         ("recognise", {"freeze_glance": True}, {"focus_encoder", "classifier"}),
         ("recognise", {"freeze_encoders": True}, {"classifier"}),

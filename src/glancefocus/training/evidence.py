@@ -1,14 +1,16 @@
-"""Where in an image the evidence for its label lies, as the backbone sees it: what a policy can be taught to point at.
+"""Where in an image the evidence for its label lies, as the backbone sees it: what a policy can be taught to point at, and a
+glance encoder to show.
 
 Nobody has to mark anything: a backbone that was trained on whole images with nothing but their labels answers from some places of
 its map more than from others.
 """
 
+import hashlib
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from glancefocus.data.splits import Split, followed, in_order, scene_batches
 from glancefocus.errors import BadSetting
@@ -71,21 +73,50 @@ def room_px(image_hw: tuple[int, int], patch_px: int | Tensor, device: torch.dev
     return sides - torch.as_tensor(patch_px, device=device).reshape(-1, 1)
 
 
+class EvidenceShown(nn.Module):
+    """How well an encoder's map shows where the evidence lies: what of the map speaks for a place is learnt along with it, and
+    thrown away with the stage."""
+
+    def __init__(self, map_channels: int) -> None:
+        super().__init__()
+        self.speaks_for = nn.Conv2d(map_channels, 1, kernel_size=1, bias=False)
+        nn.init.zeros_(self.speaks_for.weight)  # at first every place is as likely as any other
+
+    def forward(self, map_: Tensor, places: Places, image_hw: tuple[int, int]) -> Tensor:
+        """Mean over the images of the cross-entropy between the map's cells and the place, by its weight."""
+        scores = self.speaks_for(map_)[:, 0]
+        wanted = cells_of(places.centre, image_hw, (scores.shape[-2], scores.shape[-1]))
+        return (places.weight * F.cross_entropy(scores.flatten(1).float(), wanted.flatten(1), reduction="none")).mean()
+
+
+def cells_of(centre: Tensor, image_hw: tuple[int, int], cells_hw: tuple[int, int]) -> Tensor:
+    """(B, rows, columns) the share of each place that every cell of a map has: that of four neighbours, by their distance."""
+    axes = []
+    for axis, (side, cells) in enumerate(zip(image_hw, cells_hw, strict=True)):
+        at = (centre[:, axis] * cells / side - 0.5).clamp(0, cells - 1)
+        axes.append((1 - (torch.arange(cells, device=centre.device) - at[:, None]).abs()).clamp_min(0))
+    return axes[0][:, :, None] * axes[1][:, None, :]
+
+
 class BackboneEvidence:
     """The places that the focus encoder, seeing whole images, would point at: worked out once for images that stay as they are or
-    can be followed, anew with every batch for those that change in other ways."""
+    can be followed, anew with every batch for those that change in other ways.
 
-    def __init__(self, workshop: Workshop) -> None:
+    train  the images; None: the workshop's. Of these, what was worked out is there for later stages, too
+    """
+
+    def __init__(self, workshop: Workshop, train: Split | None = None) -> None:
         self.workshop = workshop
+        self.train = workshop.data.train if train is None else train
         self._known: Places | None = None
 
     def places(self, images: Tensor, labels: Tensor, moment: Moment) -> Places:
         """Of a batch of training images."""
-        train = self.workshop.data.train
+        train = self.train
         if moment.rows is not None and moment.seed is not None:
             rows = moment.rows
             if self._known is None and followed(train, torch.zeros(len(rows), 2), rows, moment.seed) is not None:
-                self._known = self._of_all(train)
+                self._known = self._remembered()
             if self._known is not None:
                 centre = followed(train, self._known.centre[rows], rows, moment.seed)
                 assert centre is not None
@@ -96,8 +127,17 @@ class BackboneEvidence:
         self._refuse_nothing(places.weight)
         return places
 
-    def forget(self) -> None:
-        self._known = None
+    def _remembered(self) -> Places:
+        """Those of all images, as the focus encoder sees them with the weights that it has now."""
+        if self.train is not self.workshop.data.train:
+            return self._of_all(self.train)
+        seen_by = hashlib.sha256()
+        for name, weight in self.workshop.net.focus_encoder.state_dict().items():
+            seen_by.update(name.encode() + weight.detach().cpu().numpy().tobytes())
+        known = self.workshop.known_evidence
+        if known is None or known[0] != seen_by.digest():
+            known = self.workshop.known_evidence = (seen_by.digest(), tuple(self._of_all(self.train)))
+        return Places(*known[1])
 
     def _see(self, images: Tensor, labels: Tensor) -> Places:
         """As many at once as there is memory for; in full precision, in which logits times cells always fit."""

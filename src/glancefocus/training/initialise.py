@@ -1,8 +1,8 @@
 """Initialising the encoders (paper, section 3.4 and A.3).
 
 The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
-baseline to beat. The glance encoder starts from it and is fine-tuned on glances. In a built-in world both may see small scenes
-first.
+baseline to beat. The glance encoder starts from it and is fine-tuned on glances; it may also learn from it where things are. In a
+built-in world both may see small scenes first.
 """
 
 import math
@@ -15,34 +15,55 @@ from torch import Tensor, nn
 from glancefocus.data.datasets import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.network.encoder import Encoder, build_backbone
+from glancefocus.network.encoder import Encoder, Encoding, build_backbone
 from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
+from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
 
 
 class EncoderStep(nn.Module):
-    """Cross-entropy of an encoder's own head, on whole images, or on glances of them where they have a size."""
+    """Cross-entropy of an encoder's own head, on whole images, or on glances of them where they have a size.
+
+    shown  how well the map shows the evidence, where that is to be learnt, too
+    """
 
     def __init__(
-        self, encoder: Encoder, settings: NetworkSettings, *, glance_px: int | None, label_smoothing: float
+        self,
+        encoder: Encoder,
+        settings: NetworkSettings,
+        own: InitialiseSettings,
+        glance_px: int | None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.settings = settings
+        self.own = own
         self.glance_px = glance_px
-        self.label_smoothing = label_smoothing
+        self.shown = EvidenceShown(encoder.map_channels * settings.frames) if own.evidence_weight > 0 else None
 
-    def answer(self, images: Tensor) -> Tensor:
+    def encode(self, images: Tensor) -> Encoding:
         scene = as_batch(images, self.settings.view)
         px = self.glance_px
-        seen = scene.whole if px is None else scene.glance(px, self.settings.glance_resize)
-        return self.encoder.own_head(self.encoder(seen).vector)
+        encoding: Encoding = self.encoder(scene.whole if px is None else scene.glance(px, self.settings.glance_resize))
+        return encoding
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        logits = self.answer(images)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+    def answer(self, images: Tensor) -> Tensor:
+        return self.encoder.own_head(self.encode(images).vector)
+
+    def forward(
+        self, images: Tensor, labels: Tensor, centre: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The loss and numbers to show; centre and weight are those of the evidence's Places."""
+        encoding = self.encode(images)
+        logits = self.encoder.own_head(encoding.vector)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.own.label_smoothing)
+        if self.shown is not None:
+            assert centre is not None
+            assert weight is not None
+            image_hw = images.shape[-2], images.shape[-1]
+            loss = loss + self.own.evidence_weight * self.shown(encoding.map, Places(centre, weight), image_hw)
         return loss, {"accuracy": [float((logits.argmax(dim=1) == labels).float().mean())]}
 
 
@@ -66,9 +87,11 @@ class InitialiseStage:
         glance_px = glance_side(name, workshop.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
         train_only(net, [self.encoder])
-        step = EncoderStep(self.encoder, net.settings, glance_px=glance_px, label_smoothing=settings.label_smoothing)
+        step = EncoderStep(self.encoder, net.settings, settings, glance_px)
+        self.shown = step.shown
+        self.evidence = None if step.shown is None else BackboneEvidence(workshop, self.data.train)
         optimizer = make_optimizer(
-            settings.optimizer, [{"params": list(self.encoder.parameters()), "lr": settings.lr}], settings.weight_decay
+            settings.optimizer, [{"params": list(step.parameters()), "lr": settings.lr}], settings.weight_decay
         )
         self.step, self.optimizer = workshop.accelerator.prepare(step, optimizer)
 
@@ -91,7 +114,8 @@ class InitialiseStage:
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         set_rates(self.optimizer, moment.progress, self.warmup)
-        loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels)
+        places = {} if self.evidence is None else self.evidence.places(images, labels, moment)._asdict()
+        loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels, **places)
         return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
 
     def validate(self, split: Split) -> dict[str, Any]:
@@ -110,10 +134,11 @@ class InitialiseStage:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return {} if self.shown is None else {"shown": self.shown.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        pass
+        if self.shown is not None:
+            self.shown.load_state_dict(state["shown"])
 
 
 def glance_side(name: str, settings: TrainSettings) -> int | None:

@@ -28,6 +28,8 @@ class InitialiseSettings:
     warmup     the rate grows from zero over this share of the stage, then falls along a cosine
     fresh      the glance encoder starts from nothing instead of from the focus encoder (the paper's way); better where small
                things look altogether different at low resolution. After a stage small_glance it goes on from there.
+    evidence_weight  of a second loss of the glance encoder (beyond the paper; 0: none): its map is to show where the focus encoder,
+               seeing whole images, finds its evidence for the label. Of small things labels alone teach a glance little.
     """
 
     epochs: int = 90
@@ -37,6 +39,11 @@ class InitialiseSettings:
     label_smoothing: float = 0.0
     warmup: float = 0.0
     fresh: bool = False
+    evidence_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.evidence_weight >= 0:
+            raise BadSetting(f"evidence_weight must be at least 0, but got {self.evidence_weight}.")
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,17 @@ class TrainSettings:
             "small_glance"
         ):
             raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
+        for name in ("small", "backbone"):
+            if getattr(self, name).evidence_weight > 0:
+                raise BadSetting(
+                    f"{name}.evidence_weight is for nobody: the focus encoder has no one to learn from where things are. "
+                    "Set glance.evidence_weight."
+                )
+        if self.network.shared_encoder and max(self.glance.evidence_weight, self.small_glance.evidence_weight) > 0:
+            raise BadSetting(
+                "glance.evidence_weight needs two encoders, one to learn from the other where things are, but this network "
+                "shares one. Leave it out."
+            )
         if "point" in self.stages:
             before = self.stages[: self.stages.index("point")]
             if {"aim", "finetune"} & set(before) or "recognise" in self.stages[len(before) :]:

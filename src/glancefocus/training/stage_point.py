@@ -61,7 +61,3 @@ class PointStage(AimStage):
         loss = loss + 0 * values.float().sum()  # several processes wait for gradients of every part; the critic's are 0
         descend_policy(self.workshop, self.optimizer, loss, "point.lr")
         return {"loss": float(loss.detach()), "accuracy": accuracy_after(looks, labels)}
-
-    def finish(self) -> None:
-        super().finish()
-        self.evidence.forget()
