@@ -128,7 +128,7 @@ World = Callable[..., Workshop]
 
 @pytest.fixture
 def square_glances(square_world: World) -> World:
-    """The world of bright squares with a glance encoder that has everything to learn; of their colour, the class, it sees nothing."""
+    """The world of bright squares with a glance encoder that has everything to learn, but sees nothing of colour, the class."""
 
     def make(evidence_weight: float) -> Workshop:
         shop = square_world(looks=2)
