@@ -224,20 +224,23 @@ def test_a_policy_that_only_gets_worse_stays_as_it_was(square_world: World) -> N
         assert torch.equal(tensor, before[name])
 
 
-def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_is_kept(
+def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_or_surer_is_kept(
     square_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workshop = square_world(looks=3)
     stage = AimStage(workshop)
     whole = stage2_aim.evaluate_every_look
 
-    def validated(accuracy: list[float], mark: float) -> float:
+    def validated(accuracy: list[float], surely_right: float, mark: float) -> float:
         """Marks the policy, says that it has this accuracy, and returns the mark of the one that is kept."""
 
         def told(*arguments: object, **others: object) -> object:
             evaluation = whole(*arguments, **others)  # type: ignore[arg-type]
             return SimpleNamespace(
-                accuracy_per_look=accuracy, outcome=evaluation.outcome, hit_rate_per_focus=lambda boxes: [0.0, 0.0]
+                accuracy_per_look=accuracy,
+                surely_right=surely_right,
+                outcome=evaluation.outcome,
+                hit_rate_per_focus=lambda boxes: [0.0, 0.0],
             )
 
         monkeypatch.setattr(stage2_aim, "evaluate_every_look", told)
@@ -245,12 +248,14 @@ def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_is_
         stage.validate(workshop.data.val)
         return float(stage.best_policy["critic.bias"])
 
-    assert validated([0.5, 0.6, 0.9], 1) == 1
-    assert validated([0.5, 0.8, 0.9], 2) == 2
-    assert validated([0.5, 0.7, 0.9], 3) == 2
-    assert validated([0.9, 0.9, 0.8], 4) == 2
-    assert validated([0.5, 0.8, 0.9], 5) == 5  # alike in everything: the later one
-    assert validated([0.0, 0.0, 0.95], 6) == 6
+    assert validated([0.5, 0.6, 0.9], 0.4, 1) == 1
+    assert validated([0.5, 0.8, 0.9], 0.5, 2) == 2
+    assert validated([0.5, 0.7, 0.9], 0.8, 3) == 2
+    assert validated([0.9, 0.9, 0.8], 0.8, 4) == 2
+    assert validated([0.5, 0.8, 0.9], 0.4, 5) == 2
+    assert validated([0.5, 0.8, 0.9], 0.6, 6) == 6  # alike in all looks: the surer one
+    assert validated([0.5, 0.8, 0.9], 0.6, 7) == 7  # alike in everything: the later one
+    assert validated([0.0, 0.0, 0.95], 0.1, 8) == 8
 
 
 def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: World) -> None:

@@ -33,6 +33,12 @@ class Evaluation:
         right = self.outcome.answer_after == self.labels[:, None]
         return [float(share) for share in right.float().mean(dim=0)]
 
+    @property
+    def surely_right(self) -> float:
+        """The mean confidence of all looks at all images, in which a wrong answer counts for nothing."""
+        right = self.outcome.answer_after == self.labels[:, None]
+        return float((self.outcome.confidence_after * right).mean())
+
     def hit_rate_per_focus(self, boxes: Tensor) -> list[float]:
         """Share of patches that hold the whole of what there is to find, among images where there is something.
 

@@ -179,7 +179,7 @@ def along(start: float, end: float | None, progress: float) -> float:
 
 class AimStage:
     """Stage II. The policy with the best last-look accuracy on the validation data is kept; of several such, the one that is right
-    the earliest, or else the last."""
+    the earliest, or else the surest."""
 
     name = "aim"
 
@@ -228,7 +228,8 @@ class AimStage:
             net, split, policy, workers=self.workshop.workers, glance=self.glances.of_validation(split)
         )
         accuracy = evaluation.accuracy_per_look
-        ranked = [accuracy[-1], sum(accuracy)]  # of those alike after the last look, who is right earlier
+        # Of those alike after the last look, who is right earlier; of those alike in that, too, who is surer where it is right.
+        ranked = [accuracy[-1], sum(accuracy), evaluation.surely_right]
         if ranked >= self.best_accuracy:
             self.best_accuracy = ranked
             self.best_policy = {name: t.detach().clone() for name, t in net.policy.state_dict().items()}
