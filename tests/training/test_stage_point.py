@@ -13,12 +13,11 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.scene import as_batch
 from glancefocus.settings import from_plain
 from glancefocus.training.evidence import BackboneEvidence, Places
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage_point import HazyGlance, PointStage, pointing_loss
+from glancefocus.training.stage_point import PointStage, pointing_loss
 
 World = Callable[..., Workshop]
 
@@ -147,34 +146,6 @@ def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[
     assert float(means.grad[0, 0].abs().max()) < 1e-5
 
 
-def test_haze_hides_a_share_of_the_glance_from_the_policy_in_half_of_the_images(
-    small_net: Callable[..., GlanceFocus],
-) -> None:
-    net = small_net()
-    scene = as_batch(torch.randn(200, 3, 64, 64, generator=torch.Generator().manual_seed(0)), net.settings.view)
-    with torch.no_grad():
-        whole = net.glance(scene)
-        hazy = HazyGlance(net, 0.25, torch.Generator().manual_seed(1)).glance(scene)
-        again = HazyGlance(net, 0.25, torch.Generator().manual_seed(1)).glance(scene)
-        clear = HazyGlance(net, 0.0, torch.Generator().manual_seed(1)).glance(scene)
-    assert torch.equal(hazy.map, again.map)
-    assert torch.equal(clear.map, whole.map)
-    assert torch.equal(hazy.logits, whole.logits)  # the answer is that of what the network really sees
-    changed = (hazy.map != whole.map).flatten(1).any(dim=1)
-    assert 80 < int(changed.sum()) < 120
-    there = whole.map[changed] != 0
-    hidden = (hazy.map[changed] == 0)[there].float().mean()
-    assert float(hidden) == pytest.approx(0.25, abs=0.01)
-    left = hazy.map[changed] != 0
-    torch.testing.assert_close(hazy.map[changed][left], whole.map[changed][left] / 0.75)
-
-
-def test_a_policy_learns_to_point_through_haze(square_world: World) -> None:
-    workshop = square_world(looks=3, point={"lr": 5e-3, "haze": 0.5})
-    learn(workshop)
-    assert min(hit_rate(workshop)) > 0.8
-
-
 def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:
     workshop = square_world(looks=2)
 
@@ -202,12 +173,6 @@ def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
 def test_a_rate_that_would_rise_is_refused() -> None:
     with pytest.raises(BadSetting, match=r"falls from point.lr to point.lr_end, but got 1e-05 and 0.0001"):
         PointSettings(lr=1e-5)
-
-
-@pytest.mark.parametrize("haze", [-0.1, 1.0])
-def test_haze_that_is_no_share_is_refused(haze: float) -> None:
-    with pytest.raises(BadSetting, match=f"point.haze is a share of the map, at least 0 and below 1, but got {haze}"):
-        PointSettings(haze=haze)
 
 
 @pytest.mark.parametrize("stages", [["recognise", "aim", "point"], ["finetune", "point"], ["point", "recognise"]])

@@ -120,8 +120,8 @@ class PolicyTraining:
 class PointSettings(PolicyTraining):
     """Teaching the policy where the backbone, seeing whole images, finds the evidence for their labels (beyond the paper).
 
-    haze  the share of the glance's map that is hidden from the policy in half of the images, so that it misses now and then and
-          learns to set itself right; 0: nothing is
+    Of patches that miss by chance it learns nothing, since it does not get to know by how much; of those that miss by its own
+    mistake it learns to set itself right. So the deviation falls.
     """
 
     epochs: int = 5
@@ -129,12 +129,6 @@ class PointSettings(PolicyTraining):
     lr_end: float | None = 1e-4
     deviation: float = 0.05
     deviation_end: float | None = 0.005
-    haze: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.haze < 1:
-            raise BadSetting(f"point.haze is a share of the map, at least 0 and below 1, but got {self.haze}.")
 
 
 @dataclass(frozen=True)

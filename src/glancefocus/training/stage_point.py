@@ -5,16 +5,14 @@ patches; a policy that can point has seen where they are. It is taught along its
 a patch that missed.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glancefocus.adaptive import LookingNetwork
-from glancefocus.look import Aim, Look
+from glancefocus.look import Look
 from glancefocus.network.policy import RandomSizes
-from glancefocus.scene import Scene, as_batch
+from glancefocus.scene import as_batch
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.evidence import BackboneEvidence, Places, aims_at, room_px
 from glancefocus.training.stage import Moment, Workshop
@@ -41,35 +39,6 @@ def pointing_loss(means: Tensor, looks: list[Look], places: Places, image_hw: tu
     return torch.stack(losses).mean()
 
 
-class HazyGlance:
-    """A network of whose glance the policy gets to see only a part, in every other image or so.
-
-    There it misses, and knows no better, as it sometimes will in images that it has never seen; so it learns to set itself right by
-    what the patch shows. Of patches that miss by chance, beside where it aims, it learns nothing of the kind: it does not get to
-    know by how much.
-
-    share  of the map's numbers that are hidden
-    """
-
-    def __init__(self, net: LookingNetwork, share: float, generator: torch.Generator) -> None:
-        self.net = net
-        self.share = share
-        self.generator = generator
-
-    def glance(self, scene: Scene) -> Look:
-        look = self.net.glance(scene)
-        if self.share == 0:
-            return look
-        # Drawn on the CPU, so that a seed gives the same haze on every device.
-        hazy = torch.rand(look.count, 1, 1, 1, generator=self.generator) < 0.5
-        hidden = hazy & (torch.rand(look.map.shape, generator=self.generator) < self.share)
-        brighter = torch.where(hazy, 1 / (1 - self.share), 1.0).to(look.map)
-        return replace(look, map=(look.map * brighter).masked_fill(hidden.to(look.map.device), 0))
-
-    def focus(self, look: Look, aim: Aim) -> Look:
-        return self.net.focus(look, aim)
-
-
 class PointStage(AimStage):
     """The policy is taught places; the best one is kept as in stage II."""
 
@@ -86,9 +55,7 @@ class PointStage(AimStage):
             places = self.evidence.places(images, labels, moment)
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            haze = self.workshop.settings.point.haze
-            looking = HazyGlance(self.glances.network(scene, moment.rows), haze, moment.generator)
-            looks = play(looking, scene, net.settings.looks, explorer)
+            looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = pointing_loss(means.float(), looks, places, (images.shape[-2], images.shape[-1]))
         loss = loss + 0 * values.float().sum()  # several processes wait for gradients of every part; the critic's are 0
