@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit
-from glancefocus.errors import BadRun
-from glancefocus.look import Look
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.scene import ImageBatch
 from glancefocus.settings import ViewSettings
-from glancefocus.training.episode import ExploringPolicy, play
+from glancefocus.training.episode import ExploringPolicy, MistakenGlances, play
 from glancefocus.training.run import build_stage
+from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Stage, Workshop, make_optimizer, set_rates, train_only
 from glancefocus.training.stage1_recognise import RecogniseStage, recognition_loss
 from glancefocus.training.stage3_finetune import FinetuneStage
@@ -60,6 +61,55 @@ def test_pointing_changes_the_policy_but_for_its_critic(workshop: Make) -> None:
     changed = {name for name, value in shop.net.state_dict().items() if not torch.equal(before[name], value)}
     own = {f"policy.{name}" for name, _ in shop.net.policy.named_parameters()}
     assert changed == own - {"policy.critic.weight", "policy.critic.bias"}
+
+
+def test_of_mistaken_glances_the_classifier_alone_remembers_those_of_other_images(workshop: Make) -> None:
+    shop = workshop()
+    images, _ = next(iter(noise(200, 5).batches([range(200)])))
+    scene = ImageBatch(images)
+    with torch.no_grad():
+        right = shop.net.glance(scene)
+        wrong, again = (
+            MistakenGlances(shop.net, 0.2, torch.Generator().manual_seed(3)).glance(scene) for _ in range(2)
+        )
+    assert torch.equal(wrong.memory, again.memory)
+    mistaken = (wrong.memory != right.memory).any(dim=1)
+    assert 20 < int(mistaken.sum()) < 60
+    assert torch.equal(wrong.memory[mistaken], right.memory.roll(1, 0)[mistaken])
+    for same in ("logits", "vector", "map"):
+        assert torch.equal(getattr(wrong, same), getattr(right, same))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wrong(
+    share: float, small_net: Callable[..., GlanceFocus], workshop_of: Make
+) -> None:
+    """The glance has always been right while learning, as it is of images that its encoder knows; now it is wrong."""
+    net = small_net(looks=2, patch_px=64, classes=2)
+    split = MemorySplit(torch.zeros(64, 3, 64, 64, dtype=torch.uint8), torch.arange(64) % 2, net.settings.view)
+    split.images[1::2] = 255
+    changes = {"classifier_lr": 0.3, "freeze_encoders": True, "own_head_weight": 0.0, "mistaken_glances": share}
+    shop = workshop_of(net, split, split, recognise=changes)
+    stage = RecogniseStage(shop)
+    images, labels = next(
+        iter(split.batches([torch.randperm(64, generator=torch.Generator().manual_seed(0)).tolist()]))
+    )
+    stage.train_mode()
+    for number in range(60):
+        stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(number)))
+    with torch.no_grad():
+        glance = net.glance(ImageBatch(images))
+        assert torch.equal(glance.logits.argmax(dim=1), labels)
+        other = torch.where(labels[:, None] == 0, glance.memory[labels == 1][:1], glance.memory[labels == 0][:1])
+        mistaken = replace(glance, memory=other)
+        answer = net.focus(mistaken, Aim(where=torch.full((64, 2), 0.5), patch_px=64)).logits.argmax(dim=1)
+    assert torch.equal(answer, labels) == (share > 0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_of_mistaken_glances_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(BadSetting, match=f"mistaken_glances is a share of the images.*but got {share}"):
+        RecogniseSettings(mistaken_glances=share)
 
 
 def changed_parts(before: dict[str, Tensor], net: GlanceFocus) -> dict[str, set[str]]:

@@ -110,6 +110,30 @@ def random_places(count: int, generator: torch.Generator, device: torch.device) 
     return torch.rand(count, 2, generator=generator).to(device)
 
 
+class MistakenGlances:
+    """A network whose classifier remembers, in some of the images, what it made of another image's glance.
+
+    A glance encoder knows the images that it learnt from better than new ones, and a classifier that learns from the same images
+    comes to trust it too much. So it learns that patches may prove a glance wrong. First answers and aims stay as they are.
+
+    share  of the images
+    """
+
+    def __init__(self, net: LookingNetwork, share: float, generator: torch.Generator) -> None:
+        self.net = net
+        self.share = share
+        self.generator = generator
+
+    def glance(self, scene: Scene) -> Look:
+        look = self.net.glance(scene)
+        mistaken = torch.rand(look.count, generator=self.generator) < self.share
+        rows = torch.where(mistaken, torch.arange(look.count).roll(1), torch.arange(look.count))
+        return replace(look, memory=look.memory[rows.to(look.memory.device)])
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        return self.net.focus(look, aim)
+
+
 class FixedPolicy:
     """The learnt policy, looked up and not trained: what stage III aims with."""
 

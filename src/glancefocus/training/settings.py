@@ -81,11 +81,16 @@ class RecogniseSettings:
     freeze_glance: bool = False
     freeze_encoders: bool = False
     deviation: float = 0.0
+    mistaken_glances: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.deviation < 1:
             raise BadSetting(
                 f"the deviation of aims must be at least 0 and below 1, a share of the image, but got {self.deviation}."
+            )
+        if not 0 <= self.mistaken_glances < 1:
+            raise BadSetting(
+                f"mistaken_glances is a share of the images, at least 0 and below 1, but got {self.mistaken_glances}."
             )
 
 

@@ -13,7 +13,7 @@ from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.scene import as_batch
-from glancefocus.training.episode import accuracy_after, play
+from glancefocus.training.episode import MistakenGlances, accuracy_after, play
 from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -31,18 +31,21 @@ def recognition_loss(net: GlanceFocus, looks: list[Look], labels: Tensor, own_he
 class RecogniseStep(nn.Module):
     """The loss of one batch, aimed by whom it is given; rows (B,) say which training images it consists of."""
 
-    def __init__(self, net: GlanceFocus, own_head_weight: float, glances: FrozenGlances) -> None:
+    def __init__(self, net: GlanceFocus, settings: RecogniseSettings, glances: FrozenGlances) -> None:
         super().__init__()
         self.net = net
-        self.own_head_weight = own_head_weight
+        self.settings = settings
         self.glances = glances
 
     def forward(
-        self, images: Tensor, labels: Tensor, policy: Policy, rows: Tensor | None = None
+        self, images: Tensor, labels: Tensor, policy: Policy, generator: torch.Generator, rows: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         scene = as_batch(images, self.net.settings.view)
-        looks = play(self.glances.network(scene, rows), scene, self.net.settings.looks, policy)
-        return recognition_loss(self.net, looks, labels, self.own_head_weight), {
+        looking = self.glances.network(scene, rows)
+        if self.settings.mistaken_glances > 0:
+            looking = MistakenGlances(looking, self.settings.mistaken_glances, generator)
+        looks = play(looking, scene, self.net.settings.looks, policy)
+        return recognition_loss(self.net, looks, labels, self.settings.own_head_weight), {
             "accuracy": accuracy_after(looks, labels)
         }
 
@@ -65,9 +68,7 @@ class RecogniseStage:
             groups.append({"params": list(dict.fromkeys(encoders)), "lr": settings.encoder_lr})
         optimizer = make_optimizer("sgd", groups, settings.weight_decay)
         self.glances = FrozenGlances(workshop, self.epochs)
-        self.step, self.optimizer = workshop.accelerator.prepare(
-            RecogniseStep(net, settings.own_head_weight, self.glances), optimizer
-        )
+        self.step, self.optimizer = workshop.accelerator.prepare(RecogniseStep(net, settings, self.glances), optimizer)
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         """Who aims; while validating with patch sizes drawn for each row."""
@@ -92,9 +93,8 @@ class RecogniseStage:
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         set_rates(self.optimizer, moment.progress)
         policy = self.learning_aims(moment.generator)
-        loss, numbers = descend(
-            self.workshop, self.step, self.optimizer, images, labels, policy=policy, rows=moment.rows
-        )
+        more = {"policy": policy, "generator": moment.generator, "rows": moment.rows}
+        loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels, **more)
         return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
 
     def validate(self, split: Split) -> dict[str, Any]:
