@@ -81,6 +81,21 @@ def test_the_built_in_world_needs_no_preset_and_is_drawn_at_the_size_that_is_loo
     assert (view.height_px, view.width_px) == (signs.height, signs.width)
 
 
+def test_large_scenes_have_a_recipe_of_their_own() -> None:
+    small, large = (
+        train_settings("signs", network={"view": {"height_px": height, "width_px": width}, "patch_px": 64})
+        for height, width in ((319, 640), (960, 1280))
+    )
+    assert "point" not in small.stages
+    assert large.plan() == ["small", "backbone", "glance", "recognise", "point", "finetune", "aim"]
+    assert (large.small.side_px, large.data.augment.shift_px, large.glance.evidence_weight) == (320, 48, 3.0)
+    assert (small.glance.evidence_weight, small.finetune.mistaken_glances, small.data.augment.shift_px) == (0, 0, 0)
+    view = {"height_px": 960, "width_px": 1280}
+    own_plan = train_settings("signs", network={"view": view}, stages=["initialise,1,2"])
+    assert own_plan.plan() == ["backbone", "glance", "recognise", "aim"]
+    assert (own_plan.glance.evidence_weight, own_plan.batch_size) == (0, 32)
+
+
 def test_assignments_have_types_and_override_everything_else() -> None:
     words = ["aim.epochs=3", "aim.reward=increment", "aim.gae_lambda=0.9", "aim.normalise_returns=false", "seed=7"]
     words += ["aim.deviation_end=none", "network.policy.units=64", "data.signs.height=160", "weights=a.pth", "rounds=1"]

@@ -135,9 +135,10 @@ class BackboneEvidence:
         for name, weight in self.workshop.net.focus_encoder.state_dict().items():
             seen_by.update(name.encode() + weight.detach().cpu().numpy().tobytes())
         known = self.workshop.known_evidence
-        if known is None or known[0] != seen_by.digest():
-            known = self.workshop.known_evidence = (seen_by.digest(), tuple(self._of_all(self.train)))
-        return Places(*known[1])
+        if known is None or known["seen_by"] != seen_by.hexdigest():
+            known = {"seen_by": seen_by.hexdigest(), **self._of_all(self.train)._asdict()}
+            self.workshop.known_evidence = known
+        return Places(known["centre"], known["weight"])
 
     def _see(self, images: Tensor, labels: Tensor) -> Places:
         """As many at once as there is memory for; in full precision, in which logits times cells always fit."""

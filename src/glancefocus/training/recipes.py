@@ -42,6 +42,31 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
 }
 
 
+LARGE_SIDE_PX = 320
+
+
+def large_scenes_recipe(side_px: int) -> dict[str, Any]:
+    """Where a sign is a thousandth of the pixels, labels alone teach a glance little, and reinforcement comes across signs late.
+
+    So the backbone, which learns to read in small scenes first, shows the glance encoder and the policy where things are; the
+    policy has the last word again.
+
+    side_px  the shorter side of the scenes
+    """
+    return {
+        "stages": ["small", "backbone", "glance", "recognise", "point", "finetune", "aim"],
+        "batch_size": 16,
+        "small": {"side_px": side_px // 3, "lr": 0.05},
+        "backbone": {"epochs": 1, "lr": 0.03},
+        "glance": {"epochs": 12, "evidence_weight": 3.0},
+        "recognise": {"epochs": 1},
+        "point": {"epochs": 6},
+        "finetune": {"epochs": 5, "deviation": 0.02, "mistaken_glances": 0.15},
+        "aim": {"epochs": 2, "judge": "own_head", "lr": 1e-4, "deviation": 0.03, "deviation_end": 0.02},
+        "data": {"scenes": [4000, 400, 1000], "augment": {"shift_px": side_px // 20}},
+    }
+
+
 # The same for clips. At the glance nothing of the mark is left: its encoder learns whether a disc is amber, and so where to look.
 # In whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
 GESTURES_RECIPE: dict[str, Any] = {
@@ -111,6 +136,9 @@ def train_settings(
         plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
     if preset == "gf-mini-48":
         plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
+        shorter_px = min(plain_network["view"]["height_px"], plain_network["view"]["width_px"])
+        if source == "signs" and shorter_px >= LARGE_SIDE_PX and stages is None:  # it is a plan of its own
+            plain = _merged(plain, large_scenes_recipe(shorter_px))
     if preset == "gf-tsm-mini-40":
         plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))
     plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})

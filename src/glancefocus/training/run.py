@@ -124,6 +124,7 @@ class _Training:
             first = self._first_stage(checkpoint)
             self.best_accuracy = float(checkpoint["best_accuracy"])
             self.workshop.net.load_state_dict(checkpoint["net"])
+            self.workshop.known_evidence = checkpoint.get("evidence")
             scaler = self.workshop.accelerator.scaler
             if scaler is not None and checkpoint.get("scaler") is not None:
                 scaler.load_state_dict(checkpoint["scaler"])
@@ -235,6 +236,7 @@ class _Training:
                 "epoch": epoch,
                 "step": step,
                 "net": self.workshop.net.state_dict(),
+                "evidence": self.workshop.known_evidence,
                 "optimizer": None if stage is None else stage.optimizer.state_dict(),
                 "stage_state": {} if stage is None else stage.state(),
                 "scaler": None if scaler is None else scaler.state_dict(),  # of fp16

@@ -22,7 +22,7 @@ class Workshop:
     """What every stage works with.
 
     tell  who hears about what takes a while, as (what, done, of so many)
-    known_evidence  (whose, what) of the training images, see BackboneEvidence: it takes a while, and several stages ask for it
+    known_evidence  of the training images, see BackboneEvidence: it takes a while, and several stages ask for it
     """
 
     net: GlanceFocus
@@ -30,7 +30,7 @@ class Workshop:
     settings: TrainSettings
     accelerator: Accelerator
     tell: Progress | None = None
-    known_evidence: tuple[bytes, tuple[Tensor, ...]] | None = None
+    known_evidence: dict[str, Any] | None = None
 
     @property
     def workers(self) -> int:
