@@ -55,6 +55,22 @@ def test_the_hit_rate_counts_images_where_there_is_something_only() -> None:
     assert evaluation.accuracy_per_look == pytest.approx([2 / 3, 1.0, 2 / 3], abs=1e-6)
 
 
+def test_a_wrong_answer_counts_for_nothing_however_sure() -> None:
+    outcome = Outcome(
+        answer=torch.zeros(2, dtype=torch.long),
+        confidence=torch.ones(2),
+        looks=torch.full((2,), 2),
+        sure=torch.zeros(2, dtype=torch.bool),
+        logits=torch.zeros(2, 0),
+        where=torch.zeros(2, 1, 2),
+        patch_px=torch.full((2, 1), 8),
+        answer_after=torch.tensor([[0, 1], [2, 2]]),
+        confidence_after=torch.tensor([[0.9, 0.6], [0.4, 0.8]]),
+    )
+    evaluation = Evaluation(outcome, torch.tensor([1, 2]), (16, 16))
+    assert evaluation.surely_right == pytest.approx((0.6 + 0.4 + 0.8) / 4, abs=1e-6)
+
+
 def test_a_split_in_batches_is_each_image_alone(small_net: Net) -> None:
     net, split = small_net(), noise()
     evaluation = evaluate_every_look(net, split, batch_size=4)

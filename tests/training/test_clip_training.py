@@ -71,6 +71,14 @@ def test_a_run_on_clips_goes_through_all_stages_and_leaves_a_bundle(run: Path) -
     assert bundle.thresholds is not None
 
 
+def test_clips_show_where_their_evidence_is(tmp_path: Path) -> None:
+    changes = {"stages": ["backbone", "glance", "recognise", "point", "finetune"], "accumulation": 2}
+    more = {"glance": {"evidence_weight": 1.0}, "point": {}, "finetune": {"mistaken_glances": 0.5}}
+    train(tiny(**changes, **{s: {"epochs": 1, **own} for s, own in more.items()}), tmp_path / "run", quiet=True)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == changes["stages"]
+
+
 def test_a_bundle_of_clips_answers_alike_one_by_one_and_in_a_batch_with_exits(run: Path) -> None:
     bundle = Bundle.load(run / "bundle")
     data = open_data(tiny().data, tiny().network.view, frames=4)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,8 @@ from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.settings import InitialiseSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
 from glancefocus.training.stage_point import PointStage
+
+World = Callable[..., Workshop]
 
 
 def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_most() -> None:
@@ -123,30 +124,21 @@ def test_what_a_map_shows_is_judged_by_the_weight_of_the_place() -> None:
     assert shown(map_, places, (60, 100)).item() == pytest.approx(wanted, abs=1e-5)
 
 
-World = Callable[..., Workshop]
-
-
 @pytest.fixture
 def square_glances(square_world: World) -> World:
     """The world of bright squares with a glance encoder that has everything to learn, but sees nothing of colour, the class."""
 
-    def make(evidence_weight: float) -> Workshop:
+    def make() -> Workshop:
         shop = square_world(looks=2)
         torch.manual_seed(0)
         encoder = Encoder(build_backbone("test_resnet", 2, {"output_stride": 8}))
         grey = encoder.backbone.forward_features
         encoder.backbone.forward_features = lambda images: grey(images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1))
-        settings = shop.net.settings
-        shop.net = GlanceFocus(settings, encoder, shop.net.focus_encoder, shop.net.classifier, shop.net.policy)
-        glance = {
-            "epochs": 1,
-            "lr": 3e-3,
-            "optimizer": "adamw",
-            "weight_decay": 0.0,
-            "evidence_weight": evidence_weight,
-        }
-        plain: dict[str, Any] = {"data": {"source": "here"}, "network": {"backbone": "none"}, "glance": glance}
-        shop.settings = from_plain(TrainSettings, {**plain, "network": {"backbone": "none", "glance_px": 32}})
+        parts = (encoder, shop.net.focus_encoder, shop.net.classifier, shop.net.policy)
+        shop.net = GlanceFocus(shop.net.settings, *parts)
+        glance = {"epochs": 1, "lr": 3e-3, "optimizer": "adamw", "weight_decay": 0.0, "evidence_weight": 1.0}
+        network = {"backbone": "none", "glance_px": 32}
+        shop.settings = from_plain(TrainSettings, {"data": {"source": "here"}, "network": network, "glance": glance})
         return shop
 
     return make
@@ -172,7 +164,7 @@ def shown_at(stage: InitialiseStage, shop: Workshop) -> float:
 def test_a_glance_encoder_learns_from_the_backbone_where_things_are(
     taught: str, square_glances: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = square_glances(1.0)
+    shop = square_glances()
     stage = InitialiseStage("glance", shop)
     if taught == "those of others":
         whole = BackboneEvidence.places
@@ -222,8 +214,17 @@ def test_a_weight_of_evidence_that_makes_no_sense_is_refused() -> None:
     plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}
     with pytest.raises(BadSetting, match="evidence_weight must be at least 0, but got -1"):
         InitialiseSettings(evidence_weight=-1.0)
-    with pytest.raises(BadSetting, match=r"backbone.evidence_weight is for nobody.*Set glance.evidence_weight"):
+    with pytest.raises(BadSetting, match=r"backbone.evidence_weight is for nobody.*and glance.evidence_weight instead"):
         from_plain(TrainSettings, {**plain, "backbone": {"evidence_weight": 1.0}})
-    shared = {"backbone": "test_resnet", "shared_encoder": True}
-    with pytest.raises(BadSetting, match=r"needs two encoders.*shares one"):
-        from_plain(TrainSettings, {**plain, "network": shared, "glance": {"evidence_weight": 1.0}})
+    taught = {"glance": {"evidence_weight": 1.0}}
+    with pytest.raises(BadSetting, match=r"needs two encoders.*shares one. Set glance.evidence_weight=0"):
+        from_plain(TrainSettings, {**plain, **taught, "network": {"backbone": "test_resnet", "shared_encoder": True}})
+    with pytest.raises(BadSetting, match="learns from the focus encoder.*must come before it"):
+        from_plain(TrainSettings, {**plain, **taught, "stages": ["glance", "backbone"]})
+
+
+def test_signs_too_large_for_small_scenes_are_refused_before_anything_is_drawn() -> None:
+    plain = {"data": {"source": "signs", "signs": {"height": 480, "width": 480, "radius_max_px": 50}}}
+    plain |= {"network": {"backbone": "test_resnet"}, "stages": ["small"], "small": {"side_px": 160}}
+    with pytest.raises(BadSetting, match=r"radius of up to 50 px .* 160x160 px. Set small.side_px to at least 200"):
+        from_plain(TrainSettings, plain)

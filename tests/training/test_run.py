@@ -376,8 +376,10 @@ def test_two_processes_agree_with_each_other_and_with_one(tiny: Tiny, tmp_path: 
 
 
 def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
-    epochs = ["backbone.epochs=1", "joint.epochs=1", "point.epochs=1", "aim.epochs=1"]
-    short = ["--stages", "backbone,joint,point,2", *(word for epoch in epochs for word in ("--set", epoch))]
+    stages = ["backbone", "glance", "joint", "point", "finetune", "aim"]
+    changes = [f"{stage}.epochs=1" for stage in stages]
+    changes += ["glance.evidence_weight=1", "finetune.mistaken_glances=0.5"]
+    short = ["--stages", ",".join(stages), *(word for change in changes for word in ("--set", change))]
     words = [*TINY_WORDS, *short, "--processes", "2", "--json", "-o", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "glancefocus.cli", *words], capture_output=True, text=True, timeout=240, check=False
@@ -385,7 +387,7 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     fact = json.loads(done.stdout)
     assert len(fact["validation_accuracy_per_look"]) == 2
-    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == ["backbone", "joint", "point", "aim"]
+    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == stages
     assert gf.load(fact["bundle"]).classes == ("none", "30", "50", "80", "100")
 
 

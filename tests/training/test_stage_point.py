@@ -175,6 +175,11 @@ def test_a_rate_that_would_rise_is_refused() -> None:
         PointSettings(lr=1e-5)
 
 
+def test_a_deviation_that_would_grow_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"falls from point.deviation to point.deviation_end, but got 0.001 and 0.005"):
+        PointSettings(deviation=0.001)
+
+
 @pytest.mark.parametrize("stages", [["recognise", "aim", "point"], ["finetune", "point"], ["point", "recognise"]])
 def test_its_place_is_between_recognising_and_aiming(stages: list[str]) -> None:
     plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}

@@ -114,21 +114,26 @@ class MistakenGlances:
     """A network whose classifier remembers, in some of the images, what it made of another image's glance.
 
     A glance encoder knows the images that it learnt from better than new ones, and a classifier that learns from the same images
-    comes to trust it too much. So it learns that patches may prove a glance wrong. First answers and aims stay as they are.
+    comes to trust it too much. So it learns that patches may prove a glance wrong. First answers and aims stay as they are, and
+    the glance encoder learns nothing of it.
 
-    share  of the images
+    remember  the classifier's, of a glance's vector
+    share     of the images
     """
 
-    def __init__(self, net: LookingNetwork, share: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, net: LookingNetwork, remember: Callable[[Tensor], Tensor], share: float, generator: torch.Generator
+    ) -> None:
         self.net = net
+        self.remember = remember
         self.share = share
         self.generator = generator
 
     def glance(self, scene: Scene) -> Look:
         look = self.net.glance(scene)
-        mistaken = torch.rand(look.count, generator=self.generator) < self.share
-        rows = torch.where(mistaken, torch.arange(look.count).roll(1), torch.arange(look.count))
-        return replace(look, memory=look.memory[rows.to(look.memory.device)])
+        mistaken = (torch.rand(look.count, generator=self.generator) < self.share).to(look.memory.device)
+        other = self.remember(look.vector.detach().roll(1, 0))
+        return replace(look, memory=torch.where(mistaken[:, None], other, look.memory))
 
     def focus(self, look: Look, aim: Aim) -> Look:
         return self.net.focus(look, aim)

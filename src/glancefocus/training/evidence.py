@@ -102,7 +102,7 @@ class BackboneEvidence:
     """The places that the focus encoder, seeing whole images, would point at: worked out once for images that stay as they are or
     can be followed, anew with every batch for those that change in other ways.
 
-    train  the images; None: the workshop's. Of these, what was worked out is there for later stages, too
+    train  the images; None: the workshop's, whose places are then known to later stages, too
     """
 
     def __init__(self, workshop: Workshop, train: Split | None = None) -> None:
@@ -134,6 +134,7 @@ class BackboneEvidence:
         seen_by = hashlib.sha256()
         for name, weight in self.workshop.net.focus_encoder.state_dict().items():
             seen_by.update(name.encode() + weight.detach().cpu().numpy().tobytes())
+        seen_by.update(self.train.labels.numpy().tobytes())  # of a folder some files may be gone when a run goes on
         known = self.workshop.known_evidence
         if known is None or known["seen_by"] != seen_by.hexdigest():
             known = {"seen_by": seen_by.hexdigest(), **self._of_all(self.train)._asdict()}
@@ -153,10 +154,12 @@ class BackboneEvidence:
         return Places(torch.cat([places.centre for places in found]), torch.cat([places.weight for places in found]))
 
     def _refuse_nothing(self, weight: Tensor) -> None:
+        settings = self.workshop.net.settings
         if not bool(weight.any()):
             raise BadSetting(
-                f"the backbone {self.workshop.net.settings.backbone} finds no evidence at any place of its map, as networks that "
-                "answer from a token of their own do not. Leave the stage point out."
+                f"the backbone {settings.backbone} finds no evidence at any place of its map: networks that answer from a token of "
+                f"their own do not, nor is one place better than another where patches ({max(settings.patch_px)} px) are as large "
+                "as the image. Leave out the stage point, and glance.evidence_weight."
             )
 
     def _of_all(self, split: Split) -> Places:

@@ -77,7 +77,7 @@ class FrozenGlances:
         if self._train is None:
             self._train = self._kept(train)
             self._fill(self._train, train)
-        return KnownGlance(net, self._train.look(scene, rows))
+        return KnownGlance(net, self._train.look(scene, rows.cpu()))  # several GPUs get them with the batch
 
     def of_validation(self, split: Split) -> Callable[[Scene, Sequence[int]], Look] | None:
         """Who makes the first looks of a validation, which goes through its images in the same batches every time."""

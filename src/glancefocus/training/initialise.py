@@ -33,15 +33,17 @@ class EncoderStep(nn.Module):
         self,
         encoder: Encoder,
         settings: NetworkSettings,
-        own: InitialiseSettings,
+        stage_settings: InitialiseSettings,
         glance_px: int | None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.settings = settings
-        self.own = own
+        self.stage_settings = stage_settings
         self.glance_px = glance_px
-        self.shown = EvidenceShown(encoder.map_channels * settings.frames) if own.evidence_weight > 0 else None
+        self.shown = (
+            EvidenceShown(encoder.map_channels * settings.frames) if stage_settings.evidence_weight > 0 else None
+        )
 
     def encode(self, images: Tensor) -> Encoding:
         scene = as_batch(images, self.settings.view)
@@ -58,12 +60,14 @@ class EncoderStep(nn.Module):
         """The loss and numbers to show; centre and weight are those of the evidence's Places."""
         encoding = self.encode(images)
         logits = self.encoder.own_head(encoding.vector)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.own.label_smoothing)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.stage_settings.label_smoothing)
         if self.shown is not None:
             assert centre is not None
             assert weight is not None
             image_hw = images.shape[-2], images.shape[-1]
-            loss = loss + self.own.evidence_weight * self.shown(encoding.map, Places(centre, weight), image_hw)
+            loss = loss + self.stage_settings.evidence_weight * self.shown(
+                encoding.map, Places(centre, weight), image_hw
+            )
         return loss, {"accuracy": [float((logits.argmax(dim=1) == labels).float().mean())]}
 
 

@@ -42,7 +42,7 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
 }
 
 
-LARGE_SIDE_PX = 320
+LARGE_SIDE_PX = 320  # of scenes that are large; with stages of one's own choosing they have the settings of small ones
 
 
 def large_scenes_recipe(side_px: int) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def train_settings(
     if preset == "gf-mini-48":
         plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
         shorter_px = min(plain_network["view"]["height_px"], plain_network["view"]["width_px"])
-        if source == "signs" and shorter_px >= LARGE_SIDE_PX and stages is None:  # it is a plan of its own
+        if source == "signs" and shorter_px >= LARGE_SIDE_PX and stages is None:
             plain = _merged(plain, large_scenes_recipe(shorter_px))
     if preset == "gf-tsm-mini-40":
         plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))

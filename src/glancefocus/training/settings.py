@@ -1,5 +1,6 @@
 """Every number of training, with the paper's value (A.2-A.4) for each family of backbones as the default."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +72,9 @@ class RecogniseSettings:
     freeze_encoders  train the classifier only (video)
     deviation        of the aims that stage III learns with, around where the policy aims: where images do not change from epoch to
                      epoch, patches do; 0, the paper's: exactly there. Stage I aims at random anyway.
+    mistaken_glances  the share of images after whose glance the classifier remembers that of another image (beyond the paper): it
+                     learns that patches may prove a glance wrong, which happens more often in new images than in those that the
+                     glance encoder learnt from; 0: none
     """
 
     epochs: int = 60
@@ -118,6 +122,11 @@ class PolicyTraining:
         if self.lr_end is not None and self.lr_end > self.lr:
             raise BadSetting(
                 f"the rate falls from {stage}.lr to {stage}.lr_end, but got {self.lr} and {self.lr_end}. Lower the end, too."
+            )
+        if stage == "point" and self.deviation_end is not None and self.deviation_end > self.deviation:
+            raise BadSetting(
+                f"the deviation falls from point.deviation to point.deviation_end, but got {self.deviation} and "
+                f"{self.deviation_end}. Lower the end, too."
             )
 
 
@@ -243,21 +252,17 @@ class TrainSettings:
                 )
             if len(small.scenes) != 2:
                 raise BadSetting(f"{name}.scenes are two counts (train, val), but got {list(small.scenes)}.")
+            least_px = math.ceil(4 * self.data.signs.radius_max_px)
+            if name in self.stages and self.data.source == "signs" and small.side_px < least_px:
+                raise BadSetting(
+                    f"signs with a radius of up to {self.data.signs.radius_max_px:g} px do not fit the small scenes of the stage "
+                    f"{name}, which have {small.side_px}x{small.side_px} px. Set {name}.side_px to at least {least_px}."
+                )
         if {"small_glance", "glance"} <= set(self.stages) and self.stages.index("glance") < self.stages.index(
             "small_glance"
         ):
             raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
-        for name in ("small", "backbone"):
-            if getattr(self, name).evidence_weight > 0:
-                raise BadSetting(
-                    f"{name}.evidence_weight is for nobody: the focus encoder has no one to learn from where things are. "
-                    "Set glance.evidence_weight."
-                )
-        if self.network.shared_encoder and max(self.glance.evidence_weight, self.small_glance.evidence_weight) > 0:
-            raise BadSetting(
-                "glance.evidence_weight needs two encoders, one to learn from the other where things are, but this network "
-                "shares one. Leave it out."
-            )
+        self._check_evidence()
         if "point" in self.stages:
             before = self.stages[: self.stages.index("point")]
             if {"aim", "finetune"} & set(before) or "recognise" in self.stages[len(before) :]:
@@ -278,6 +283,28 @@ class TrainSettings:
                 raise BadSetting(f"{stage}.epochs must not be negative, but got {epochs}.")
         if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
             raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
+
+    def _check_evidence(self) -> None:
+        """Only a glance encoder learns from evidence, and only from a focus encoder that has learnt before."""
+        for name in ("small", "backbone"):
+            if getattr(self, name).evidence_weight > 0:
+                raise BadSetting(
+                    f"{name}.evidence_weight is for nobody: the focus encoder has no one to learn from where things are. "
+                    "Set it to 0, and glance.evidence_weight instead."
+                )
+        for name in ("small_glance", "glance"):
+            if name not in self.stages or getattr(self, name).evidence_weight == 0:
+                continue
+            if self.network.shared_encoder:
+                raise BadSetting(
+                    f"{name}.evidence_weight needs two encoders, one to learn from the other where things are, but this network "
+                    f"shares one. Set {name}.evidence_weight=0."
+                )
+            if {"small", "backbone"} & set(self.stages[self.stages.index(name) :]):
+                raise BadSetting(
+                    f"with {name}.evidence_weight the stage {name} learns from the focus encoder where things are, so the stages "
+                    "small and backbone must come before it."
+                )
 
     def plan(self) -> list[str]:
         """The stages in the order in which they run; II and III are repeated `rounds` times."""

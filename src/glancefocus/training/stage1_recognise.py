@@ -1,5 +1,6 @@
 """Stage I: encoders and classifier learn to recognise from a glance and patches at random places (paper, section 3.3)."""
 
+import functools
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ class RecogniseStep(nn.Module):
         scene = as_batch(images, self.net.settings.view)
         looking = self.glances.network(scene, rows)
         if self.settings.mistaken_glances > 0:
-            looking = MistakenGlances(looking, self.settings.mistaken_glances, generator)
+            remember = functools.partial(self.net.classifier.remember, memory=None)
+            looking = MistakenGlances(looking, remember, self.settings.mistaken_glances, generator)
         looks = play(looking, scene, self.net.settings.looks, policy)
         return recognition_loss(self.net, looks, labels, self.settings.own_head_weight), {
             "accuracy": accuracy_after(looks, labels)
