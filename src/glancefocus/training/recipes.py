@@ -58,7 +58,7 @@ def large_scenes_recipe(side_px: int) -> dict[str, Any]:
         "batch_size": 16,
         "small": {"side_px": side_px // 3, "lr": 0.05},
         "backbone": {"epochs": 1, "lr": 0.03},
-        "glance": {"epochs": 12, "evidence_weight": 3.0},
+        "glance": {"epochs": 20, "evidence_weight": 3.0},
         "recognise": {"epochs": 1},
         "point": {"epochs": 6},
         "finetune": {"epochs": 5, "deviation": 0.02, "mistaken_glances": 0.15},
