@@ -90,6 +90,15 @@ def chosen_of(result: dict[str, Any], run: str = "the run") -> str:
     return f"{told} Its 95 % interval is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
 
 
+def looks_of_ratio(result: dict[str, Any]) -> str:
+    """Where the backbone's accuracy is reached by a fixed number of looks, which one."""
+    ratio = result["mac_ratio_at_backbone_accuracy"]
+    for looks, macs in enumerate(result["macs_after_look"], start=1):
+        if ratio is not None and abs(result["backbone_macs"] / macs - ratio) < 1e-9:
+            return f" That is with {looks} looks at every image."
+    return ""
+
+
 def trained_seconds(run: Path) -> float:
     """From the first settings to the finished bundle."""
     return (run / "bundle" / "bundle.json").stat().st_mtime - (run / "settings.json").stat().st_mtime
@@ -112,6 +121,7 @@ def main() -> None:
     results = [measure(run) for run in options.runs]
     body = f"{options.about}\n\n{table_of(results, options.object)}\n\n{summary_of(results)} "
     body += f"Measured on {results[0]['images']:,} test images."
+    body += looks_of_ratio(results[0])
     body += "\n\n" + chosen_of(results[0], "the run" if len(results) == 1 else "the first run")
     for point in shrunk(options.runs[0], options.shrunk_px) if options.shrunk_px else []:
         body += (

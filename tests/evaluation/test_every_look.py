@@ -1,6 +1,7 @@
 """What is measured over a split: accuracy after each look, hits, and what the backbone costs more."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,6 +154,12 @@ def test_a_comparison_sets_learnt_aims_beside_random_ones_and_corners(small_bund
     assert [point["mean_macs"] for point in comparison.curve] == [costs[0], costs[-1]]
     assert [point["exits_per_look"] for point in comparison.curve] == [[10, 0, 0], [0, 0, 10]]
     assert comparison.mac_ratio_at_backbone_accuracy == bundle.costs.backbone_macs / costs[0]
+    # Two looks at every image are not on the curve, but count.
+    two = comparison.accuracy_per_look[1]
+    only_late = replace(bundle, curve=curve[:1])
+    ratio = compare(only_late, split, backbone_accuracy=round(two, 6) - 1e-6).mac_ratio_at_backbone_accuracy
+    reached = [macs for macs, accuracy in zip(costs, comparison.accuracy_per_look, strict=True) if accuracy >= two]
+    assert ratio == bundle.costs.backbone_macs / reached[0]
     assert comparison.hit_rate_per_focus is not None
     assert len(comparison.hit_rate_per_focus) == 2
     corners = evaluate_every_look(bundle.net, split, CentreCornerPolicy(32))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import Split
@@ -24,7 +25,7 @@ class Comparison:
     curve                         operating points: mean_macs, accuracy, thresholds, exits_per_look
     chosen                        the point of the bundle's own thresholds, with accuracy_of_exits
     mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None where
-                                  no operating point reaches it
+                                  neither an operating point nor a fixed number of looks reaches it
     """
 
     accuracy_per_look: list[float]
@@ -51,6 +52,7 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
     corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
     table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
     curve = [dict(table.point(np.asarray(point["thresholds"], dtype=np.float32))) for point in bundle.curve]
+    fixed = [dict(table.point(thresholds)) for thresholds in _so_many_looks(table)]
     return Comparison(
         accuracy_per_look=learnt.accuracy_per_look,
         accuracy_per_look_random_aims=at_random.accuracy_per_look,
@@ -60,7 +62,7 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
         macs_after_look=list(bundle.costs.macs_after_look),
         backbone_accuracy=backbone_accuracy,
         backbone_macs=bundle.costs.backbone_macs,
-        mac_ratio_at_backbone_accuracy=mac_ratio(curve, backbone_accuracy, bundle.costs.backbone_macs),
+        mac_ratio_at_backbone_accuracy=mac_ratio(curve + fixed, backbone_accuracy, bundle.costs.backbone_macs),
         curve=sorted(curve, key=lambda point: point["mean_macs"]),
         chosen=point_with_exits(table, own_thresholds(bundle)),
     )
@@ -69,6 +71,14 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
 def table_of(evaluation: Evaluation, bundle: Bundle) -> LookTable:
     outcome = evaluation.outcome
     return LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, bundle.costs.macs_after_look)
+
+
+def _so_many_looks(table: LookTable) -> list[NDArray[np.float32]]:
+    """Thresholds by which every image takes exactly so many looks, for each number; none with several patch sizes."""
+    if table.sizes > 1:
+        return []
+    numbers = np.arange(1, table.looks + 1)
+    return [np.where(numbers < looks, 2, -1).astype(np.float32) for looks in numbers]
 
 
 def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
