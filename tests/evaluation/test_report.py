@@ -14,6 +14,7 @@ from PIL import Image
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
+from glancefocus.evaluation import report
 from glancefocus.evaluation.boxes import LookDrawn, looks_taken
 from glancefocus.evaluation.comparison import compare
 from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
@@ -132,6 +133,18 @@ def test_the_gallery_goes_from_the_glance_to_what_went_wrong(
             assert min(image.size) >= 64
 
 
+def test_large_pictures_do_not_make_a_page_of_many_megabytes(
+    small_bundle: Callable[..., Bundle], split: MemorySplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "LARGE_PIXELS", 1000)
+    bundle = small_bundle()
+    gallery = gallery_of(bundle, split, bundle.exit_rule(looks=3), each=3)
+    for url in (url for _, pictures in gallery for url in pictures):
+        kind, _, content = url.partition(",")
+        assert kind == "data:image/jpeg;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(content))).format == "JPEG"
+
+
 def test_the_gallery_names_answers_and_colours_them_by_right_and_wrong(
     small_bundle: Callable[..., Bundle], split: MemorySplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +182,7 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {
     ),
     "curve without a backbone and points": (
         lambda: curve_figure([], None, [(1e6, 0.5)]),
-        "multiply-adds per image (millions, log scale)",
+        "multiply-adds per image (millions)",
         "accuracy (%)",
     ),
     "aims": (lambda: aims_figure({"learnt": [0.5, 0.6]}), "looks (the first is the glance)", "accuracy (%)"),

@@ -6,11 +6,15 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
 PURPLE = "#CC79A7"
 PNG_DOTS_PER_INCH = 150
+LOG_FROM_RATIO = 4.0
+# (up to this ratio of dearest to cheapest, ticks in each decade): as many as there is room for.
+LOG_TICKS = ((10, (1, 1.5, 2, 3, 4, 6, 8)), (30, (1, 2, 3, 5)), (500, (1, 2, 5)), (float("inf"), (1,)))
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
@@ -45,6 +49,23 @@ def look_names(looks: int) -> list[str]:
     return ["glance", *(f"look {look}" for look in range(2, looks + 1))]
 
 
+def cost_axis(axes: Any, words: str) -> None:
+    """Name the axis across, and make it logarithmic where what is drawn is far apart; words lack their last bracket."""
+    axes.set_ylabel("accuracy (%)")
+    low, high = axes.dataLim.intervalx
+    if not (low > 0 and high > LOG_FROM_RATIO * low):
+        axes.set_xlabel(f"{words})")
+        axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+        return
+    axes.set_xscale("log")
+    axes.set_xlabel(f"{words}, log scale)")
+    ticks = next(ticks for limit, ticks in LOG_TICKS if high < limit * low)
+    axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=20))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(FixedLocator([]))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def curve_figure(
     curve: Sequence[dict[str, Any]], backbone: tuple[float, float] | None, per_look: Sequence[tuple[float, float]]
 ) -> Figure:
@@ -60,12 +81,7 @@ def curve_figure(
     if backbone is not None:
         axes.plot(backbone[0] / 1e6, 100 * backbone[1], "D", color=RED, markersize=8, label="backbone, whole image")
         axes.axhline(100 * backbone[1], color=RED, linewidth=0.8, alpha=0.5)
-    axes.set_xscale("log")
-    axes.set_xlabel("multiply-adds per image (millions, log scale)")
-    axes.set_ylabel("accuracy (%)")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="x", which="minor", labelsize=7)
+    cost_axis(axes, "multiply-adds per image (millions")
     axes.legend(frameon=False, loc="lower right")
     return figure
 

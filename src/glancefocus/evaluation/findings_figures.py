@@ -5,7 +5,6 @@ from itertools import cycle
 from typing import Any, Literal
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
 from glancefocus.evaluation.figures import (
     BLUE,
@@ -15,6 +14,7 @@ from glancefocus.evaluation.figures import (
     PURPLE,
     RED,
     SKY,
+    cost_axis,
     exits_figure,
     look_names,
     new_figure,
@@ -22,9 +22,6 @@ from glancefocus.evaluation.figures import (
 from glancefocus.evaluation.findings import Findings, Point
 
 WIDTH, HEIGHT, BARS_HEIGHT = 5.4, 4.2, 3.2  # inches; two figures stand side by side in the page
-LOG_FROM_RATIO = 4.0
-# (up to this ratio of dearest to cheapest, ticks in each decade): as many as there is room for.
-LOG_TICKS = ((10, (1, 1.5, 2, 3, 4, 6, 8)), (30, (1, 2, 3, 5)), (500, (1, 2, 5)), (float("inf"), (1,)))
 # Never colour alone: marker and dashes differ as well. Blue circles, orange squares and the black star are taken in the trade-off.
 LINES: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "marker": "o", "linestyle": "-"},
@@ -91,7 +88,7 @@ def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
         _star(axes, findings.chosen[cost] / scale, findings.chosen)
     if unit == "macs":
         axes.axvline(findings.backbone_macs / scale, color="black", linestyle=":", label="backbone's cost, whole image")
-    _cost_axis(axes, "multiply-adds per image (millions" if unit == "macs" else "time per image (ms")
+    cost_axis(axes, "multiply-adds per image (millions" if unit == "macs" else "time per image (ms")
     return _with_legend(figure, axes)
 
 
@@ -128,7 +125,7 @@ def patch_sizes_figure(curve: Sequence[Point], patch_px: Sequence[int]) -> Figur
     for area, hatch in zip(areas, cycle(HATCHES), strict=False):
         area.set(hatch=hatch, edgecolor="#333333", linewidth=0.8)
     axes.set_ylim(0, 100)
-    _cost_axis(axes, "multiply-adds per image (millions")
+    cost_axis(axes, "multiply-adds per image (millions")
     if costs[0] < costs[-1]:
         axes.set_xlim(costs[0], costs[-1])
     axes.set_ylabel("share of the focus patches (%)")
@@ -141,7 +138,7 @@ def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
     for style, (score, curve) in zip(cycle(LINES), scores.items(), strict=False):
         points = sorted(curve, key=lambda point: float(point["mean_macs"]))
         _line(axes, [point["mean_macs"] / 1e6 for point in points], points, score, **style)
-    _cost_axis(axes, "multiply-adds per image (millions")
+    cost_axis(axes, "multiply-adds per image (millions")
     return _with_legend(figure, axes, columns=len(scores))
 
 
@@ -168,23 +165,6 @@ def _line(axes: Any, costs: Sequence[float], points: Sequence[Point], label: str
 def _star(axes: Any, across: float, point: Point) -> None:
     axes.plot(across, 100 * point["accuracy"], "*", color="black", markersize=12, markeredgecolor="white", zorder=4,
               linestyle="none", label="the bundle's thresholds")  # fmt: skip
-
-
-def _cost_axis(axes: Any, words: str) -> None:
-    """Name the axis across, and make it logarithmic where what is drawn is far apart; words lack their last bracket."""
-    axes.set_ylabel("accuracy (%)")
-    low, high = axes.dataLim.intervalx
-    if not (low > 0 and high > LOG_FROM_RATIO * low):
-        axes.set_xlabel(f"{words})")
-        axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-        return
-    axes.set_xscale("log")
-    axes.set_xlabel(f"{words}, log scale)")
-    ticks = next(ticks for limit, ticks in LOG_TICKS if high < limit * low)
-    axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=20))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(FixedLocator([]))
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _with_legend(figure: Figure, axes: Any, columns: int = 2) -> Figure:

@@ -32,6 +32,7 @@ from glancefocus.evaluation.figures import (
 from glancefocus.outcome import Outcome
 from glancefocus.scene import as_batch, top_left
 
+LARGE_PIXELS = 1_000_000  # of pictures in the gallery
 FRAMES_SHOWN = 4
 """Of a clip."""
 
@@ -166,8 +167,10 @@ def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> st
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
     image = draw_strip(pictures, drawn, title=f"is {truth}")
     stream = io.BytesIO()
-    image.save(stream, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    # Of large pictures a few dozen as PNG would make a page of many megabytes.
+    kind, how = ("jpeg", {"quality": 85}) if image.width * image.height > LARGE_PIXELS else ("png", {"optimize": True})
+    image.save(stream, format=kind, **how)
+    return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode()
 
 
 def _box(outcome: Outcome, row: int, focus: int, picture: Tensor) -> tuple[int, int, int, int]:
