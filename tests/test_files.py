@@ -1,0 +1,111 @@
+"""Files are whole or not there, links are never written through, locks have one holder."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glancefocus import files
+from glancefocus.files import Locked, cache_folder, fingerprint, lock, remove_unfinished, replace_folder, write_text
+
+
+def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_text() == "new"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+
+    def fail(stream: object) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        files.write_file(tmp_path / "a", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_text(tmp_path / "a", "x")
+        with replace_folder(tmp_path / "b"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    folder = tmp_path / "x"
+    for text in ("one", "two"):
+        with replace_folder(folder) as aside:
+            (aside / "a").write_text(text)
+    assert (folder / "a").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_stays_where_its_replacement_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    with pytest.raises(KeyboardInterrupt), replace_folder(folder) as aside:
+        (aside / "a").write_text("new")
+        raise KeyboardInterrupt
+    assert (folder / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys; from glancefocus.files import write_file\n"
+        f"write_file(pathlib.Path({str(tmp_path / 'a[1]')!r}), lambda s: os._exit(9))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    remove_unfinished(tmp_path, "a[1]")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert fingerprint(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_second_holder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+    with lock(tmp_path / "lock", wait=False):
+        with pytest.raises(Locked) as error, lock(tmp_path / "lock", wait=False):
+            pass
+        assert error.value.holder == os.getpid()
+    with lock(tmp_path / "lock", wait=False):
+        pass
+
+
+def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError), lock(tmp_path / "lock", wait=True):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_cache_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "a" / "cache"))
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
