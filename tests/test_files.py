@@ -66,9 +66,14 @@ def test_a_folder_stays_where_its_replacement_fails(
     folder = tmp_path / "x"
     folder.mkdir()
     (folder / "a").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replace_folder(folder) as aside:
-        (aside / "a").write_text("new")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with replace_folder(folder) as aside:
+            (aside / "a").write_text("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert (folder / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
