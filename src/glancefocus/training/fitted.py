@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from glancefocus.data.datasets import Survey
+from glancefocus.data.survey import Survey
 
 Effort = Literal["quick", "usual", "thorough"]
 

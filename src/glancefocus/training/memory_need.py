@@ -72,7 +72,9 @@ def _kept(encoder: nn.Module, frames: int, height: int, width: int) -> int:
     own = {id(p) for p in encoder.parameters()}
     was_training = encoder.training
     encoder.train()
-    images = torch.empty(2 * frames, 3, height, width, device="meta")  # two: a batch norm refuses to learn from one value
+    images = torch.empty(
+        2 * frames, 3, height, width, device="meta"
+    )  # two: a batch norm refuses to learn from one value
     with _counting(own) as total:
         encoder(images)
     encoder.train(was_training)

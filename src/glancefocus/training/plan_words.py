@@ -60,7 +60,11 @@ def _class_words(data: Data) -> str:
 def _network_words(settings: TrainSettings) -> str:
     network = settings.network
     weights = settings.start or settings.weights or "random initialisation"
-    view = "images of their own size" if network.view.fit == "whole" else f"{network.view.height_px}x{network.view.width_px} px"
+    view = (
+        "images of their own size"
+        if network.view.fit == "whole"
+        else f"{network.view.height_px}x{network.view.width_px} px"
+    )
     patches = "/".join(str(px) for px in network.patch_px)
     frames = f", {network.frames} frames a clip" if network.frames > 1 else ""
     return (
