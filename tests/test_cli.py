@@ -461,7 +461,7 @@ def class_folders(tmp_path: Path) -> Path:
         (("--quick", "--thorough"), "gf: --quick and --thorough exclude each other."),
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
-        (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (64 px)."),
+        (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
         (("--backbone", "test_resnet", "--looks", 65), "gf: the number of looks must be from 1 to 64, but got 65."),
         (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
         (
