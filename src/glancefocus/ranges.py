@@ -3,8 +3,8 @@
     looks: Looks = 5        # Annotated[int, Range(1, 64)]
 
 Settings check their fields by these hints (`settings.check_fields`), and so does the command line before it calls a verb
-(`commands.options`). The upper bounds are far above what makes sense, and low enough that a slip of the pen or a foreign file cannot
-ask for memory, threads or time without end.
+(`commands.options`). Upper bounds are far above what is useful, and low enough that a typing error or a foreign file cannot exhaust
+memory, threads or time.
 """
 
 import math
@@ -54,8 +54,8 @@ def checked_number(kind: type, bounds: Range, value: Any, name: str) -> Any:
 
     A whole number may stand for a float; a float never stands for a whole number, nor does a bool for either.
     """
-    wanted = numbers.Integral if kind is int else numbers.Real
-    if isinstance(value, wanted) and not isinstance(value, bool) and _number(value) in bounds:
+    fits = not isinstance(value, bool) and isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if fits and _number(value) in bounds:
         return kind(value)
     raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shown(value)}.")
 
@@ -131,6 +131,7 @@ Points = Annotated[float, Range(0, 100)]
 # Counts
 Epochs = Annotated[int, Range(0, 100_000)]
 Rounds = Annotated[int, Range(1, 10_000)]
+Passes = Annotated[int, Range(1, 1000)]
 Count = Annotated[int, Range(1, 1_000_000)]
 Scenes = Annotated[int, Range(5, 1_000_000)]
 BadFiles = Annotated[int, Range(0, 1_000_000_000)]

@@ -3,6 +3,7 @@
 import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +30,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+_MOST_SIZES = 16
 _MOST_COLUMNS = 100_000  # of tables that have one for every sequence of patch sizes
 
 
@@ -106,6 +108,8 @@ class NetworkSettings:
         check_fields(self)
         if not self.patch_px or len(set(self.patch_px)) != len(self.patch_px):
             raise BadSetting(f"patch_px must name one or several different sizes, but got {list(self.patch_px)}.")
+        if len(self.patch_px) > _MOST_SIZES:
+            raise BadSetting(f"patch_px names at most {_MOST_SIZES} sizes, but got {len(self.patch_px)}.")
         if list(self.patch_px) != sorted(self.patch_px):
             raise BadSetting(f"patch_px names the smallest size first, but got {list(self.patch_px)}.")
         columns = sum(len(self.patch_px) ** look for look in range(self.looks))
@@ -165,11 +169,13 @@ def check_fields(settings: Any) -> None:
         object.__setattr__(settings, name, _convert(hint, value, name))
 
 
-@functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _read_hints(kind: Any) -> dict[str, Any]:
     """{field: its type}, with the ranges."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {f.name: hints[f.name] for f in fields(kind)}
+
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(_read_hints)
 
 
 def _joined(where: str, name: str) -> str:
@@ -179,7 +185,8 @@ def _joined(where: str, name: str) -> str:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """The value as the hint says, or BadSetting."""
     if is_dataclass(hint):
-        return value if type(value) is hint else from_plain(typing.cast(type[Any], hint), value, where)
+        kind = typing.cast(type[Any], hint)
+        return value if isinstance(value, kind) else from_plain(kind, value, where)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return checked_number(arguments[0], arguments[1], value, where)
