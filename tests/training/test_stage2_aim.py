@@ -13,7 +13,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.training import stage2_aim
 from glancefocus.training.settings import AimSettings
-from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage import Moment, NonFinite, Workshop
 from glancefocus.training.stage2_aim import AimStage
 
 World = Callable[..., Workshop]
