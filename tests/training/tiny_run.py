@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from glancefocus.errors import GlancefocusError
+from glancefocus.interrupts import Interrupted
 from glancefocus.settings import from_plain
-from glancefocus.training.run import Interrupted, train
+from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
 EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "point": 1, "aim": 2, "finetune": 1, "joint": 1}
