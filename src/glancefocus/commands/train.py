@@ -20,7 +20,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
     with run_farewell(folder):
-        bundle = train(settings, folder, quiet=as_json)
+        bundle = train(settings, folder, quiet=as_json, planned=True)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]

@@ -31,6 +31,7 @@ from glancefocus.training.checkpoint import (
 )
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
+from glancefocus.training.plan import Plan
 from glancefocus.training.run_folder import BACKBONE_FILE, BEST_FILE, CHECKPOINT_FILE
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, check_finite, what_to_lower
 from glancefocus.training.stage1_recognise import RecogniseStage
@@ -58,14 +59,16 @@ def build_stage(name: str, workshop: Workshop) -> Stage:
 class TrainingLoop:
     """The stages of a run in one process.
 
+    expected    how long everything takes; None: it was not measured
     steps_done  of the epoch that is running
     """
 
-    def __init__(self, workshop: Workshop, folder: Path, journal: Journal) -> None:
+    def __init__(self, workshop: Workshop, folder: Path, journal: Journal, expected: Plan | None = None) -> None:
         self.workshop = workshop
         self.folder = folder
         self.journal = journal
         self.plan = workshop.settings.plan()
+        self.expected = expected
         self.saved_at = time.monotonic()
         self.best_accuracy = -1.0
         self.steps_done = 0
@@ -183,6 +186,7 @@ class TrainingLoop:
                 f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
                 "or more epochs of the stages before it."
             )
+        self._reach(index, epoch + 1)
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
@@ -215,6 +219,7 @@ class TrainingLoop:
             _add(sums, numbers)
             self.steps_done = step + 1
             self.journal.step(numbers, seen / (time.monotonic() - started))
+            self._reach(index, epoch, step + 1)
             self._stop_together()
             if self._due() and step + 1 < len(order):
                 self._save(index, stage, epoch, step + 1, sums)
@@ -228,6 +233,10 @@ class TrainingLoop:
             **_averages(sums, max(1, len(order))),
             "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
         }
+
+    def _reach(self, index: int, epoch: int, step: int = 0) -> None:
+        if self.expected is not None:
+            self.journal.reach(self.expected.done_s(index, epoch, step))
 
     def _stop_together(self) -> None:
         """Several processes stop at the same step: one that left earlier would keep the others waiting."""

@@ -5,6 +5,7 @@ number. So a checkpoint needs no state of generators, and a resumed run repeats 
 """
 
 import contextlib
+import json
 import os
 import time
 from dataclasses import replace
@@ -22,17 +23,28 @@ from glancefocus.interrupts import handled
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.settings import to_plain
+from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.journal import Journal
-from glancefocus.training.loop import TrainingLoop
-from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, differences, locked, prepare_folder
+from glancefocus.training.loop import TrainingLoop, build_stage
+from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, stored_plan
+from glancefocus.training.plan_words import plan_words
+from glancefocus.training.run_folder import (
+    BACKBONE_FILE,
+    BUNDLE_FOLDER,
+    PLAN_FILE,
+    differences,
+    locked,
+    prepare_folder,
+)
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bundle:
+def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
+    planned  first work out time and memory, say them, and compute batches in parts where they would not fit
     Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
     """
     # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
@@ -47,10 +59,11 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
                 prepare_folder(folder, settings)
             accelerator.wait_for_everyone()
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
-                return _train(settings, folder, accelerator, journal)
+                return _train(settings, folder, accelerator, journal, planned)
 
 
-def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, journal: Journal) -> Bundle:
+def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, journal: Journal, planned: bool) -> Bundle:
+    net = _new_network(settings)  # first, so that a missing file of weights is told at once
     data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
     if data.bad_files:
         journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
@@ -58,16 +71,35 @@ def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, jour
             journal.say(f"  {problem}")
     if data.odd_files:
         journal.say(f"{len(data.odd_files)} files are odd but used. The first: {data.odd_files[0]}")
-    net = _new_network(settings)
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
-    TrainingLoop(Workshop(net, data, settings, accelerator, _tell(journal)), folder, journal).run()
+    workshop = Workshop(net, data, settings, accelerator, _tell(journal))
+    plan = _planned(workshop, folder, journal) if planned else None
+    TrainingLoop(workshop, folder, journal, plan).run()
     if accelerator.is_main_process:
         bundle = finish_bundle(net, data, settings, folder)
         bundle.save(folder / BUNDLE_FOLDER)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
+
+
+def _planned(workshop: Workshop, folder: Path, journal: Journal) -> Plan:
+    """What the run will take: said before it starts; a run that goes on keeps the plan that it started with."""
+    settings, accelerator = workshop.settings, workshop.accelerator
+    plan = stored_plan(folder / PLAN_FILE, settings)
+    if plan is None:
+        parts, peak_bytes = parts_that_fit(settings, workshop.data, accelerator.device)
+        workshop.settings = replace(settings, accumulation=parts)
+        journal.say("measuring a few batches of each stage ...")
+        plan = measure_plan(workshop, build_stage, parts, peak_bytes)
+        if accelerator.is_main_process:
+            text = json.dumps(to_plain(plan), indent=1)
+            write_run_file(folder / PLAN_FILE, lambda stream: stream.write(text.encode()))
+        journal.say(plan_words(plan, settings, workshop.data, folder, accelerator.device))
+    workshop.settings = replace(settings, accumulation=plan.parts)
+    journal.expect(plan.total_s)
+    return plan
 
 
 def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
