@@ -80,6 +80,10 @@ class InTerminal:
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{self.process}/status").read_text())
         return caught is not None and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1 == 1
 
+    def has_worker(self) -> bool:
+        children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
+        return any(b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
+
     def press_ctrl_c(self) -> None:
         os.write(self.terminal, b"\x03")
 
@@ -122,12 +126,19 @@ def progress(run: Path) -> str:
     return f"checkpoint: stage {content['stage'] + 1}, epoch {content['epoch'] + 1}, step {content['step']}"
 
 
-def stop_and_resume(words: list[str], run: Path, moment: float) -> tuple[str, str]:
-    """(what was wrong, where the run was): Ctrl-C so many seconds after signals are handled, then go on to the end."""
+def stop_and_resume(words: list[str], run: Path, moment: float | None) -> tuple[str, str]:
+    """(what was wrong, where the run was): Ctrl-C so many seconds after signals are handled, then go on to the end.
+
+    moment  None: when the first worker process has been started
+    """
     stopping = InTerminal(words)
     while not stopping.handles_signals():
         stopping.read(0.001)
-    stopping.read(moment)
+    if moment is None:
+        while not stopping.has_worker() and stopping.read(0.001):
+            pass
+    else:
+        stopping.read(moment)
     stopping.press_ctrl_c()
     pressed = time.monotonic()
     code = stopping.end()
@@ -148,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2, help="of each stage")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--at", choices=["random", "workers"], default="random", help="workers: when these are started")
     words = parser.parse_args()
     dice = random.Random(words.seed)
     with tempfile.TemporaryDirectory() as parent:
@@ -160,10 +172,12 @@ def main() -> None:
         seconds = time.monotonic() - first.started
         print(f"a run takes {seconds:.1f} s", flush=True)
         for number in range(1, words.moments + 1):
-            run, moment = Path(parent) / f"stopped-{number}", dice.uniform(0, seconds)
+            run = Path(parent) / f"stopped-{number}"
+            moment = dice.uniform(0, seconds) if words.at == "random" else None
             wrong, where = stop_and_resume(command(pictures, run, words.epochs, words.workers), run, moment)
             wrong = wrong or difference(whole, run)
-            print(f"{number:>2}: Ctrl-C after {moment:5.1f} s: {where}", flush=True)
+            when = "at worker start" if moment is None else f"after {moment:5.1f} s"
+            print(f"{number:>2}: Ctrl-C {when}: {where}", flush=True)
             if wrong:
                 sys.exit(wrong)
         print(f"identical after {words.moments} stops")
