@@ -32,21 +32,47 @@ STAGES = ("backbone", "glance", "recognise", "point", "aim", "finetune")
 
 
 def make_pictures(folder: Path, classes: int = 3, each: int = 12) -> None:
-    """Pictures of noise, each class of its own colour."""
+    """A square on noise, in each class of its own colour."""
     dice = np.random.default_rng(0)
     for label in range(classes):
         (folder / f"class{label}").mkdir(parents=True)
         for number in range(each):
-            pixels = dice.integers(0, 200, (80, 80, 3), dtype=np.uint8)
-            pixels[..., label] += 55
+            pixels = dice.integers(80, 120, (96, 96, 3), dtype=np.uint8)
+            top, left = dice.integers(0, 64, 2)
+            pixels[top : top + 32, left : left + 32, label] = 255
             Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
 
 
 def command(pictures: Path, run: Path, epochs: int, workers: int) -> list[str]:
     """The same words for every run; a checkpoint is written every few steps only, so that Ctrl-C has something to save."""
-    words = ["train", str(pictures), "-o", str(run), "--backbone", "test_resnet", "--fit", "stretch"]
-    words += ["--height-px", "64", "--width-px", "64", "--glance-px", "32", "--patch-px", "32", "--looks", "2"]
-    words += ["--batch-size", "4", "--workers", str(workers), "--stages", ",".join(STAGES)]
+    words = [
+        "train",
+        str(pictures),
+        "-o",
+        str(run),
+        "--backbone",
+        "test_resnet",
+        "--weights",
+        "none",
+        "--fit",
+        "stretch",
+    ]
+    words += [
+        "--crop",
+        "1",
+        "--no-flip",
+        "--height-px",
+        "96",
+        "--width-px",
+        "96",
+        "--glance-px",
+        "32",
+        "--patch-px",
+        "32",
+        "--looks",
+        "2",
+    ]
+    words += ["--batch-size", "4", "--workers", str(workers), "--set", "data.hold_mib=0", "--stages", ",".join(STAGES)]
     words += ["--set", "network.classifier_units=8", "--set", "glance.evidence_weight=1"]
     for stage in STAGES:
         words += ["--set", f"{stage}.epochs={epochs}"]

@@ -47,7 +47,7 @@ def test_a_signal_is_raised_at_once(number: signal.Signals) -> None:
 @pytest.mark.usefixtures("_handled")
 def test_a_held_signal_is_raised_at_the_end_of_the_outermost_block() -> None:
     done = []
-    with pytest.raises(Interrupted), held():
+    with pytest.raises(Interrupted), held():  # noqa: PT012
         with held():
             press()
             done.append("inner")
@@ -66,14 +66,14 @@ def test_a_block_that_lets_signals_through_raises_one_that_was_held() -> None:
 
 @pytest.mark.usefixtures("_handled")
 def test_a_second_signal_does_not_wait_and_says_that_something_is_half_done() -> None:
-    with pytest.raises(InterruptedAgain), held():
+    with pytest.raises(InterruptedAgain), held():  # noqa: PT012
         press()
         press()
 
 
 @pytest.mark.usefixtures("_handled")
 def test_an_error_in_a_held_block_is_not_hidden_by_the_signal() -> None:
-    with pytest.raises(ValueError, match="full"), held():
+    with pytest.raises(ValueError, match="full"), held():  # noqa: PT012
         press()
         raise ValueError("full")
 
@@ -103,7 +103,7 @@ def test_a_signal_within_a_finalizer_is_raised_after_it() -> None:
 @pytest.mark.usefixtures("_handled")
 def test_children_do_not_get_signals_and_their_parent_gets_those_that_came_meanwhile() -> None:
     code = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
-    with pytest.raises(Interrupted), children_without_signals():
+    with pytest.raises(Interrupted), children_without_signals():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGINT)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split(">")[0].startswith("[<Signals.SIGINT")

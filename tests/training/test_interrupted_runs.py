@@ -27,7 +27,7 @@ from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage1_recognise import RecogniseStage
 from glancefocus.training.stage2_aim import AimStage
 
-pytestmark = pytest.mark.usefixtures("tiny_world")
+pytestmark = pytest.mark.usefixtures("_tiny_world")
 BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks" / "interrupt.py"
 
 
@@ -75,7 +75,9 @@ MOMENTS: dict[str, tuple[tuple[str, ...], Any, str, int]] = {
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_run: types.ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def finished(
+    _tiny_world: None, tiny_run: types.ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
     """What a run that is never stopped becomes; each is run once."""
 
     @functools.cache
@@ -89,7 +91,7 @@ def finished(tiny_run: types.ModuleType, tmp_path_factory: pytest.TempPathFactor
 
 def settings_of(tiny_run: types.ModuleType, *stages: str) -> TrainSettings:
     """Steps are saved at the end of an epoch only, so that stopping has something to save."""
-    settings: TrainSettings = tiny_run.tiny_settings(stages=stages, checkpoint_minutes=60.0, aim={"epochs": 1})
+    settings: TrainSettings = tiny_run.tiny_settings(stages=stages, checkpoint_minutes=60.0)
     return settings
 
 

@@ -245,23 +245,6 @@ def test_differences_name_what_was_and_what_is() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"stages": ["recognise"], "recognise": {"epochs": 4, "encoder_lr": 1e20, "classifier_lr": 1e20}},
-        {"stages": ["backbone"], "backbone": {"epochs": 4, "lr": 1e38}},
-        {"stages": ["backbone", "aim"], "backbone": {"epochs": 1}, "aim": {"epochs": 9, "lr": 1e36}},
-    ],
-)
-def test_an_absurd_learning_rate_stops_and_keeps_the_last_good_checkpoint(
-    changes: dict[str, Any], tiny: Tiny, tmp_path: Path
-) -> None:
-    with pytest.raises(BadRun, match=r"learning rate is too high.*[Ll]ast good checkpoint is kept"):
-        train(tiny(**changes), tmp_path / "run", quiet=True)
-    if (tmp_path / "run" / "last.ckpt").exists():
-        assert all(bool(tensor.isfinite().all()) for tensor in weights_of(tmp_path / "run").values())
-
-
 def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(tiny: Tiny, tmp_path: Path) -> None:
     settings = tiny(stages=["recognise"], recognise={"epochs": 2})
     run = tmp_path / "run"

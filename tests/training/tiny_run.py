@@ -41,7 +41,7 @@ def tiny_settings(**changes: Any) -> TrainSettings:
         **{stage: {"epochs": epochs} for stage, epochs in EPOCHS.items()},
     }
     for name, value in changes.items():
-        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+        plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
     return from_plain(TrainSettings, plain)
 
 
