@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from glancefocus.data.clips import clips_inside
+from glancefocus.data.held_pictures import held_bytes, hold
 from glancefocus.data.media import Medium, Pictures, medium_of
-from glancefocus.data.splits import AugmentSettings, Row, Split
+from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, BadImage, UnknownName
 from glancefocus.settings import ViewSettings
@@ -29,6 +30,8 @@ class DataSettings:
     val_share      of the images of each class, held out where the data has no val/ of its own
     max_bad_files  so many unreadable files are listed and skipped; one more stops
     in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
+    hold_mib       pictures are decoded once and held in memory, random crops included, where they take no more than this; 0:
+                   every epoch reads the files
     scenes         (train, val, test) of a built-in world
     signs, gestures  how their scenes are drawn
     """
@@ -38,6 +41,7 @@ class DataSettings:
     max_bad_files: int = 10
     check_files: bool = True
     in_memory: bool = False
+    hold_mib: int = 1024
     workers: int = 2
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     scenes: tuple[int, ...] = (4000, 500, 1000)
@@ -86,8 +90,7 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
         if chosen:
             labels = torch.tensor([label for _, label in chosen])
             split = medium.split([file for file, _ in chosen], labels, view, settings.augment)
-            told = None if progress is None else _named(progress, f"viewing {name}")
-            splits[name] = split.in_memory(told) if settings.in_memory else split
+            splits[name] = _held(split, name, settings, medium, progress)
     for name in ("train", "val"):
         if name not in splits:
             raise BadData(f"{path} has no readable {medium.noun} for {name}.")
@@ -244,6 +247,17 @@ def without_bad_files(
             f"(--max-bad-files). The first: {shown}"
         )
     return good, bad
+
+
+def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
+    """The split in memory, if that is asked for or takes little; training pictures so that they can still be cropped anew."""
+    tell = None if progress is None else _named(progress, f"reading {name}")
+    if settings.in_memory:
+        return split.in_memory(tell)
+    fits = held_bytes(len(split), split.view, settings.augment) <= settings.hold_mib << 20
+    if medium.noun != "images" or split.view.fit == "whole" or not fits:
+        return split
+    return hold(split, tell) if name == "train" else split.in_memory(tell)
 
 
 def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
