@@ -129,7 +129,16 @@ def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) ->
     assert epochs == [*once, ("aim", 1), ("aim", 2), ("finetune", 1)]
     assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 2, 2, 2, 2]
     assert all(math.isfinite(row["loss"]) for row in rows)
-    assert all({"reward", "hit_rate", "collapsed"} <= row.keys() for row in rows if row["stage"] == "aim")
+    assert all({"reward", "hit_rate", "aim_deviation"} <= row.keys() for row in rows if row["stage"] == "aim")
+    assert [row["epoch"] for row in rows if "aims" in row] == [2]  # once, after the last epoch of the stage
+    aims = rows[4]["aims"]
+    assert aims["images"] == 10
+    assert aims["accuracy_learnt"] == max(
+        row["val_accuracy"] for row in rows if row["stage"] == "aim"
+    )  # of the policy kept
+    assert (
+        aims["accuracy_learnt"][0] == aims["accuracy_random"][0] == aims["accuracy_centre"][0]
+    )  # nobody aims a glance
     bundle = gf.load(whole_run / "bundle")
     assert bundle.classes == ("none", "30", "50", "80", "100")
     assert bundle.thresholds is not None

@@ -203,12 +203,10 @@ class _Training:
             **stage.validate(data.val),
             "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
         }
-        if row.get("collapsed") and epoch + 1 == stage.epochs:
-            self.journal.say(
-                "the policy has collapsed: it aims at the same place in every image. "
-                f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
-                "or more epochs of the stages before it."
-            )
+        if isinstance(stage, AimStage) and epoch + 1 == stage.epochs:
+            checked = stage.check_aims()
+            row["aims"] = checked.to_plain()
+            self.journal.say(checked.sentence)
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
