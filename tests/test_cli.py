@@ -458,7 +458,7 @@ def class_folders(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "gf: name a --preset (see `gf models`) or a --backbone (any timm name) to train."),
+        (("--quick", "--thorough"), "gf: --quick and --thorough exclude each other."),
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
         (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),

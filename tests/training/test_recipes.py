@@ -67,7 +67,7 @@ def test_flags_become_settings(folder: str) -> None:
     assert (network.backbone, network.glance_px, network.patch_px, network.looks) == ("resnet18", 64, (48,), 3)
     assert (network.view.height_px, network.view.width_px) == (128, 160)
     assert (settings.data.in_memory, settings.data.max_bad_files, settings.data.workers) == (True, 3, 2)
-    assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.08)
+    assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.5)
     assert (settings.seed, settings.batch_size, settings.precision, settings.rounds) == (5, 32, "bf16", 1)
 
 
@@ -161,11 +161,6 @@ def test_a_misspelt_stage_gets_a_suggestion() -> None:
 def test_rounds_repeat_stages_ii_and_iii() -> None:
     settings: TrainSettings = train_settings("signs", stages=["initialise,1,2,3"], changes={"rounds": 2})
     assert settings.plan() == ["backbone", "glance", "recognise", "aim", "finetune", "aim", "finetune"]
-
-
-def test_a_folder_needs_a_preset_or_a_backbone(folder: str) -> None:
-    with pytest.raises(BadSetting, match=r"name a --preset \(see `gf models`\) or a --backbone"):
-        train_settings(folder)
 
 
 def test_a_run_goes_where_its_data_is_named() -> None:

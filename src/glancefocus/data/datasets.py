@@ -123,6 +123,11 @@ def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
     return world_classes(source) if source in WORLDS else _read_rows(Path(source), 0.5, 0, medium_of(frames))[1]
 
 
+def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
+    """Every file with its split and label, and the classes; no file is read."""
+    return _read_rows(Path(settings.source), settings.val_share, settings.world_seed, medium)
+
+
 def _read_rows(path: Path, val_share: float, seed: int, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
     """A published set of clips, class folders, or a CSV."""
     if not path.exists():

@@ -214,6 +214,7 @@ class TrainSettings:
     weights  for both encoders before anything is trained: "pretrained", a file, or None
     start    a bundle whose whole network training goes on from
     rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
+    effort   what the user asked for; the epochs follow from it when the settings are made
     keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
                       more memory than this; 0: with every batch
     """
@@ -226,6 +227,7 @@ class TrainSettings:
     rounds: int = 1
     batch_size: int = 256
     seed: int = 0
+    effort: Literal["quick", "usual", "thorough"] = "usual"
     precision: Literal["no", "bf16", "fp16"] = "no"
     accumulation: int = 1
     checkpoint_minutes: float = 5.0
