@@ -25,9 +25,10 @@ import glancefocus as gf
 from glancefocus.cli import main
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
+from glancefocus.training.backbones import load_backbone
 from glancefocus.training.initialise import glance_side
 from glancefocus.training.journal import Journal
-from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run import train
 from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
 

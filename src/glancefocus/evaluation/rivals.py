@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.early_exit.look_table import LookTable
@@ -78,6 +80,30 @@ def patch_side(encoder: Encoder) -> int:
 def size_words(size: Size) -> str:
     """160 px, or 480x640 px."""
     return f"{size[0]} px" if size[0] == size[1] else f"{size[0]}x{size[1]} px"
+
+
+def rival_name(size: Size) -> str:
+    """What a backbone tuned at a size is called in a run's folder: rival-160, rival-480x640."""
+    return f"rival-{size[0]}" if size[0] == size[1] else f"rival-{size[0]}x{size[1]}"
+
+
+def size_in(name: str) -> Size | None:
+    """The size in such a name; None where it is another name."""
+    found = re.fullmatch(r"rival-(\d{1,5})(?:x(\d{1,5}))?", name)
+    return None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
+def tuned_files(run: Path) -> dict[Size, Path]:
+    """{size: weights} of the backbones that a run has tuned at smaller sizes."""
+    found = {size_in(file.stem): file for file in sorted(run.glob("rival-*.safetensors"))}
+    return {size: file for size, file in found.items() if size is not None}
+
+
+def sizes_to_tune(sizes: Mapping[Size, int], costs: Costs) -> list[Size]:
+    """The two sizes below the whole image whose cost is nearest to that of glancefocus, half-way through its looks."""
+    wanted = (costs.macs_after_look[0] + costs.macs_after_look[-1]) / 2
+    smaller = list(sizes)[1:]
+    return sorted(sorted(smaller, key=lambda size: abs(sizes[size] - wanted))[:2], reverse=True)
 
 
 def image_size(split: Split, settings: NetworkSettings) -> Size:
