@@ -30,7 +30,8 @@ def training_bytes(settings: TrainSettings, held_bytes: int = 0) -> int:
 
 def weight_bytes(settings: TrainSettings) -> int:
     """Weights, gradients and two numbers of the optimiser for each."""
-    return 4 * 4 * sum(p.numel() for p in _on_meta(settings.network).parameters())
+    numbers: int = sum(p.numel() for p in _on_meta(settings.network).parameters())
+    return 4 * 4 * numbers
 
 
 def bytes_per_image(settings: TrainSettings) -> dict[str, int]:
