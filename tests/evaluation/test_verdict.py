@@ -61,7 +61,7 @@ def test_it_is_not_worth_it_where_resizing_is_better_and_the_sentence_says_what_
     assert given.instead == "backbone at 160 px"
     assert given.sentence.startswith(
         "Not worth it here: the backbone at 160 px has 82.5 % (80 to 85) with 196M multiply-adds, glancefocus 69.2 % (66 to 72) "
-        "with 190M, 12.8 points less than resizing at that cost"
+        "with 190M, 12.8 points less (10."
     )
     assert given.sentence.endswith("Use the backbone at 160 px.")
 
@@ -114,15 +114,23 @@ def test_a_network_that_costs_more_than_its_backbone_is_compared_with_the_backbo
     assert given.instead == "backbone at 224 px"
 
 
-def test_the_best_rival_is_chosen_on_other_images_than_it_is_measured_on() -> None:
-    """Of many rivals that guess, the luckiest is no better than the others on images that did not choose it."""
+def test_the_luckiest_of_many_rivals_is_not_taken_for_the_best() -> None:
+    """Of rivals that guess, the luckiest is no better than the others on images that did not choose it."""
     generator = np.random.default_rng(0)
     rivals = [answers(generator.random(1000) < 0.5, 1e8, f"rival {i}") for i in range(40)]
     luckiest = max(each.accuracy for each in rivals)
     given = verdict(answers(generator.random(1000) < 0.5, 1e8, "glancefocus"), *rivals)
     assert given.rival_accuracy is not None
-    assert given.rival_accuracy < luckiest
-    assert given.rival_accuracy == pytest.approx(0.5, abs=0.035)
+    assert given.rival_accuracy < luckiest - 0.005
+    assert given.outcome == "cannot be told"  # although the luckiest alone is better for certain
+
+
+def test_few_images_do_not_make_rivals_look_bad_by_choosing_them_on_the_others() -> None:
+    """Rivals that name one class each: the best on the other images is the worst on those that are left."""
+    labels = np.arange(12) % 3
+    rivals = [answers(labels == each, 1e8, f"rival {each}") for each in range(3)]
+    given = decide(answers(labels == 0, 1e8, "glancefocus"), rivals, labels, np.arange(12) // 4)
+    assert given.outcome == "cannot be told"
 
 
 def test_the_best_mix_is_a_point_of_the_upper_hull() -> None:

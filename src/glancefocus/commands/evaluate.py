@@ -56,7 +56,7 @@ def evaluate_bundle(
         aims=bundle.notes.get("aims"),
         verdict=None
         if rivals == "none"
-        else verdict_on(records, record, folder, tuned=rivals == "tuned", quiet=as_json),
+        else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
     )
     if report is not None:
         write_findings(report, findings, title=f"{folder} on {source}")
@@ -67,7 +67,13 @@ def evaluate_bundle(
 
 
 def verdict_on(
-    records: Records, record: LookRecord, folder: Path, *, tuned: bool = False, quiet: bool = False
+    records: Records,
+    record: LookRecord,
+    folder: Path,
+    *,
+    tuned: bool = False,
+    latency: bool = True,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """The verdict on the images of a record, against the backbone that lies beside the bundle.
 
@@ -84,8 +90,16 @@ def verdict_on(
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))
     split = records.splits[record.about.split]
     with progress_bars(quiet=quiet) as progress:
-        looks = looks_folder(folder)
-        verdict = judge(records.bundle, record, split, weights, looks, workers=records.workers, progress=progress)
+        verdict = judge(
+            records.bundle,
+            record,
+            split,
+            weights,
+            looks_folder(folder),
+            workers=records.workers,
+            progress=progress,
+            latency=latency,
+        )
     return verdict.to_plain()
 
 

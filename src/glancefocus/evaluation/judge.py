@@ -72,12 +72,14 @@ def judge(
     *,
     workers: int = 0,
     progress: Progress | None = None,
+    latency: bool = True,
     seed: int = 0,
 ) -> Verdict:
     """The verdict on a bundle.
 
-    record  the looks at the split's images
-    folder  where the rivals' answers are kept
+    record   the looks at the split's images
+    folder   where the rivals' answers are kept
+    latency  measure milliseconds, too
     """
     if len(split) < 2:
         return no_verdict(f"there is {len(split)} image to compare on. Give more held-out images.")
@@ -92,8 +94,8 @@ def judge(
     )
     if not sizes:
         return no_verdict("the backbone takes no images of other sizes.")
-    times = measure_times(bundle, list(sizes))
-    table = replace(table, ms=np.asarray(times.ours), unit="macs")
+    times = measure_times(bundle, list(sizes)) if latency else None
+    table = replace(table, ms=None if times is None else np.asarray(times.ours), unit="macs")
     members, labels = _members(
         bundle, split, weights, rows, sizes, times, folder, record.about.split, workers, progress
     )
@@ -105,7 +107,7 @@ def _compare(
     table: LookTable,
     members: Sequence[Member],
     labels: NDArray[np.int64],
-    times: RivalTimes,
+    times: RivalTimes | None,
     data: str,
     seed: int,
 ) -> Verdict:
@@ -123,7 +125,7 @@ def _compare(
         verdict,
         points=[answers.point() for answers in shown],
         cascade_curve=curve,
-        device=times.device,
+        device=None if times is None else times.device,
         data=data,
         remarks=_remarks(len(table), best is None),
     )
@@ -210,7 +212,7 @@ def _members(
     weights: Weights,
     rows: NDArray[np.int64],
     sizes: dict[Size, int],
-    times: RivalTimes,
+    times: RivalTimes | None,
     folder: Path,
     name: str,
     workers: int,
@@ -237,7 +239,7 @@ def _members(
                         answers.correct[:, index],
                         answers.confidence[:, index],
                         float(sizes[size]),
-                        times.resized[size],
+                        None if times is None else times.resized[size],
                     )
                 )
     return members, labels

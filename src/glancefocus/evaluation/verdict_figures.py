@@ -30,12 +30,15 @@ def rivals_figure(verdict: dict[str, Any], width: float = 6.4, height: float = 4
         accuracy = [100 * p["accuracy"] for p in own]
         down = [100 * (p["accuracy"] - p["accuracy_low"]) for p in own]
         up = [100 * (p["accuracy_high"] - p["accuracy"]) for p in own]
-        axes.errorbar([p["mean_macs"] / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
+        beside = 1.02 if kind == "tuned" else 1.0  # not onto the point of the same size as it is
+        axes.errorbar([beside * p["mean_macs"] / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
+                      elinewidth=1.2,
                       markersize=9 if kind == "glancefocus" else 6, zorder=4 if kind == "glancefocus" else 3, **style)  # fmt: skip
         for point in own:
-            if len(point["px"]) == 1:
+            if len(point["px"]) == 1 and kind != "tuned":
                 axes.annotate(_size(point), (point["mean_macs"] / 1e6, 100 * point["accuracy"]), xytext=(5, -11),
                               textcoords="offset points", fontsize=8, color=style["color"])  # fmt: skip
+    axes.margins(x=0.09)
     cost_axis(axes, "multiply-adds per image (millions")
     axes.set_ylabel(f"accuracy (%), 95 % intervals, {verdict['images']:,} images")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)

@@ -40,8 +40,9 @@ def verdict_section(verdict: Plain, figure: str = "") -> str:
         rows = [(html.escape(name), cells) for name, cells in _rows(verdict)]
         note = (
             f"{verdict['images']:,} images. Thresholds of glancefocus and of the cascade were chosen on other images than they are "
-            f"measured on. Milliseconds are medians for one image on {verdict['device']}."
+            "measured on."
         )
+        note += f" Milliseconds are medians for one image on {verdict['device']}." if verdict["device"] else ""
         remarks = " ".join([note, *verdict["remarks"]])
         parts += [table_html(COLUMNS, rows), f'<p class="note">{html.escape(remarks)}</p>', figure]
     return "".join(parts)
