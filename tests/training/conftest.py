@@ -1,4 +1,4 @@
-"""What the tests of learning share: a workshop to put stages into, the toy world of bright squares, settings of a run of seconds."""
+"""What the tests of learning share: a workshop for stages, the toy world of bright squares, settings of a run of seconds."""
 
 import functools
 import importlib.util
