@@ -32,21 +32,47 @@ STAGES = ("backbone", "glance", "recognise", "point", "aim", "finetune")
 
 
 def make_pictures(folder: Path, classes: int = 3, each: int = 12) -> None:
-    """Pictures of noise, each class of its own colour."""
+    """A square on noise, in each class of its own colour."""
     dice = np.random.default_rng(0)
     for label in range(classes):
         (folder / f"class{label}").mkdir(parents=True)
         for number in range(each):
-            pixels = dice.integers(0, 200, (80, 80, 3), dtype=np.uint8)
-            pixels[..., label] += 55
+            pixels = dice.integers(80, 120, (96, 96, 3), dtype=np.uint8)
+            top, left = dice.integers(0, 64, 2)
+            pixels[top : top + 32, left : left + 32, label] = 255
             Image.fromarray(pixels).save(folder / f"class{label}" / f"{number}.png")
 
 
 def command(pictures: Path, run: Path, epochs: int, workers: int) -> list[str]:
     """The same words for every run; a checkpoint is written every few steps only, so that Ctrl-C has something to save."""
-    words = ["train", str(pictures), "-o", str(run), "--backbone", "test_resnet", "--fit", "stretch"]
-    words += ["--height-px", "64", "--width-px", "64", "--glance-px", "32", "--patch-px", "32", "--looks", "2"]
-    words += ["--batch-size", "4", "--workers", str(workers), "--stages", ",".join(STAGES)]
+    words = [
+        "train",
+        str(pictures),
+        "-o",
+        str(run),
+        "--backbone",
+        "test_resnet",
+        "--weights",
+        "none",
+        "--fit",
+        "stretch",
+    ]
+    words += [
+        "--crop",
+        "1",
+        "--no-flip",
+        "--height-px",
+        "96",
+        "--width-px",
+        "96",
+        "--glance-px",
+        "32",
+        "--patch-px",
+        "32",
+        "--looks",
+        "2",
+    ]
+    words += ["--batch-size", "4", "--workers", str(workers), "--set", "data.hold_mib=0", "--stages", ",".join(STAGES)]
     words += ["--set", "network.classifier_units=8", "--set", "glance.evidence_weight=1"]
     for stage in STAGES:
         words += ["--set", f"{stage}.epochs={epochs}"]
@@ -79,6 +105,10 @@ class InTerminal:
     def handles_signals(self) -> bool:
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{self.process}/status").read_text())
         return caught is not None and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1 == 1
+
+    def has_worker(self) -> bool:
+        children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
+        return any(b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes() for child in children)
 
     def press_ctrl_c(self) -> None:
         os.write(self.terminal, b"\x03")
@@ -122,12 +152,19 @@ def progress(run: Path) -> str:
     return f"checkpoint: stage {content['stage'] + 1}, epoch {content['epoch'] + 1}, step {content['step']}"
 
 
-def stop_and_resume(words: list[str], run: Path, moment: float) -> tuple[str, str]:
-    """(what was wrong, where the run was): Ctrl-C so many seconds after signals are handled, then go on to the end."""
+def stop_and_resume(words: list[str], run: Path, moment: float | None) -> tuple[str, str]:
+    """(what was wrong, where the run was): Ctrl-C so many seconds after signals are handled, then go on to the end.
+
+    moment  None: when the first worker process has been started
+    """
     stopping = InTerminal(words)
     while not stopping.handles_signals():
         stopping.read(0.001)
-    stopping.read(moment)
+    if moment is None:
+        while not stopping.has_worker() and stopping.read(0.001):
+            pass
+    else:
+        stopping.read(moment)
     stopping.press_ctrl_c()
     pressed = time.monotonic()
     code = stopping.end()
@@ -148,6 +185,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2, help="of each stage")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--at", choices=["random", "workers"], default="random", help="workers: when these are started")
     words = parser.parse_args()
     dice = random.Random(words.seed)
     with tempfile.TemporaryDirectory() as parent:
@@ -160,10 +198,12 @@ def main() -> None:
         seconds = time.monotonic() - first.started
         print(f"a run takes {seconds:.1f} s", flush=True)
         for number in range(1, words.moments + 1):
-            run, moment = Path(parent) / f"stopped-{number}", dice.uniform(0, seconds)
+            run = Path(parent) / f"stopped-{number}"
+            moment = dice.uniform(0, seconds) if words.at == "random" else None
             wrong, where = stop_and_resume(command(pictures, run, words.epochs, words.workers), run, moment)
             wrong = wrong or difference(whole, run)
-            print(f"{number:>2}: Ctrl-C after {moment:5.1f} s: {where}", flush=True)
+            when = "at worker start" if moment is None else f"after {moment:5.1f} s"
+            print(f"{number:>2}: Ctrl-C {when}: {where}", flush=True)
             if wrong:
                 sys.exit(wrong)
         print(f"identical after {words.moments} stops")

@@ -38,10 +38,11 @@ def tiny_settings(**changes: Any) -> TrainSettings:
         },
         "batch_size": 8,
         "checkpoint_minutes": 0,
+        "rivals": "none",
         **{stage: {"epochs": epochs} for stage, epochs in EPOCHS.items()},
     }
     for name, value in changes.items():
-        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+        plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
     return from_plain(TrainSettings, plain)
 
 

@@ -16,9 +16,10 @@ from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
+from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run import train
 from glancefocus.training.run_folder import run_farewell
 from glancefocus.training.settings import TrainSettings
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import say
+from glancefocus.commands.printing import print_verdict, say
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.run import threads_per_process, train
@@ -28,8 +28,13 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
+        fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
         print(json.dumps(fact, indent=1))  # noqa: T201
         return
+    if "aims" in bundle.notes:
+        say(bundle.notes["aims"]["sentence"])
+    if "verdict" in bundle.notes:
+        print_verdict(bundle.notes["verdict"])
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadCheckpoint, BadRun
+from glancefocus.evaluation.rivals import size_in
 from glancefocus.files import write_file
 from glancefocus.network.weights import open_safely
 from glancefocus.training.settings import STAGES
@@ -55,7 +56,7 @@ class Checkpoint:
     def __post_init__(self) -> None:
         check_kind("plan", self.plan, list, "a list of stages")
         for name in self.plan:
-            if name not in STAGES:
+            if not isinstance(name, str) or (name not in STAGES and size_in(name) is None):
                 raise BadField(f"plan names {name!r}, which is no stage")
         for name in ("stage", "epoch", "step", "journal_length"):
             check_count(name, getattr(self, name))

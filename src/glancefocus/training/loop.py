@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from accelerate import Accelerator
 
 from glancefocus.data.splits import mix, scene_batches, shuffled
 from glancefocus.errors import BadRun
+from glancefocus.evaluation.rivals import size_in
 from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, let_through
 from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.training.backbones import save_weights
 from glancefocus.training.checkpoint import (
     BadField,
     Checkpoint,
@@ -27,7 +28,6 @@ from glancefocus.training.checkpoint import (
     damaged,
     load_checkpoint,
     save_checkpoint,
-    write_run_file,
 )
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
@@ -43,7 +43,7 @@ from glancefocus.training.stage_point import PointStage
 
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
-    if name in ("small", "backbone", "small_glance", "glance"):
+    if name in ("small", "backbone", "small_glance", "glance") or size_in(name) is not None:
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,
@@ -63,11 +63,19 @@ class TrainingLoop:
     steps_done  of the epoch that is running
     """
 
-    def __init__(self, workshop: Workshop, folder: Path, journal: Journal, expected: Plan | None = None) -> None:
+    def __init__(
+        self,
+        workshop: Workshop,
+        folder: Path,
+        journal: Journal,
+        plan: list[str] | None = None,
+        expected: Plan | None = None,
+    ) -> None:
+        """plan: the stages; None: those of the settings."""
         self.workshop = workshop
         self.folder = folder
         self.journal = journal
-        self.plan = workshop.settings.plan()
+        self.plan = workshop.settings.plan() if plan is None else plan
         self.expected = expected
         self.saved_at = time.monotonic()
         self.best_accuracy = -1.0
@@ -169,6 +177,10 @@ class TrainingLoop:
             check_finite(self.workshop.net.state_dict())
             with let_through():
                 row |= stage.validate(stage.data.val)
+                if isinstance(stage, AimStage) and epoch + 1 == stage.epochs:
+                    checked = stage.check_aims()
+                    row["aims"] = checked.to_plain()
+                    self.journal.say(checked.sentence)
         except InterruptedAgain:  # in the middle of a step
             raise
         except Interrupted:
@@ -180,12 +192,6 @@ class TrainingLoop:
                 f"{error} in the stage {stage.name}: its learning rate is too high for this data. The last good checkpoint is "
                 f"kept. {what_to_lower(stage.name, self.workshop.settings)} and start again in another folder."
             ) from None
-        if row.get("collapsed") and epoch + 1 == stage.epochs:
-            self.journal.say(
-                "the policy has collapsed: it aims at the same place in every image. "
-                f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
-                "or more epochs of the stages before it."
-            )
         self._reach(index, epoch + 1)
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
@@ -281,10 +287,7 @@ class TrainingLoop:
 
     def _keep(self, file: str, module: torch.nn.Module) -> None:
         if self.workshop.accelerator.is_main_process:
-            content = safetensors.torch.save(
-                {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
-            )
-            write_run_file(self.folder / file, lambda stream: stream.write(content))
+            save_weights(self.folder / file, module)
 
 
 def _add(sums: dict[str, Any], numbers: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ number. So a checkpoint needs no state of generators, and a resumed run repeats 
 """
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -12,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from accelerate import Accelerator
 
@@ -23,6 +23,7 @@ from glancefocus.interrupts import handled
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.settings import to_plain
+from glancefocus.training.backbones import tune_rivals
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.journal import Journal
@@ -30,12 +31,12 @@ from glancefocus.training.loop import TrainingLoop, build_stage
 from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, stored_plan
 from glancefocus.training.plan_words import plan_words
 from glancefocus.training.run_folder import (
-    BACKBONE_FILE,
     BUNDLE_FOLDER,
     PLAN_FILE,
     differences,
     locked,
     prepare_folder,
+    settings_of,
 )
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
@@ -59,10 +60,18 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned
                 prepare_folder(folder, settings)
             accelerator.wait_for_everyone()
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
-                return _train(settings, folder, accelerator, journal, planned)
+                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned)
 
 
-def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, journal: Journal, planned: bool) -> Bundle:
+def _train(
+    settings: TrainSettings,
+    folder: Path,
+    accelerator: Accelerator,
+    journal: Journal,
+    *,
+    quiet: bool,
+    planned: bool,
+) -> Bundle:
     net = _new_network(settings)  # first, so that a missing file of weights is told at once
     data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
     if data.bad_files:
@@ -76,9 +85,11 @@ def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, jour
     net.to(accelerator.device)
     workshop = Workshop(net, data, settings, accelerator, _tell(journal))
     plan = _planned(workshop, folder, journal) if planned else None
-    TrainingLoop(workshop, folder, journal, plan).run()
+    TrainingLoop(workshop, folder, journal, expected=plan).run()
+    if settings.rivals == "tuned":
+        tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
     if accelerator.is_main_process:
-        bundle = finish_bundle(net, data, settings, folder)
+        bundle = finish_bundle(net, data, settings, folder, _tell(journal))
         bundle.save(folder / BUNDLE_FOLDER)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
@@ -102,14 +113,19 @@ def _planned(workshop: Workshop, folder: Path, journal: Journal) -> Plan:
     return plan
 
 
-def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
-    """The run's plain backbone, as the focus encoder of a network that is otherwise fresh; None where none was trained."""
-    file = folder / BACKBONE_FILE
-    if not file.exists():
-        return None
-    net = build(settings.network)
-    net.focus_encoder.backbone.load_state_dict(safetensors.torch.load_file(file))
-    return net
+def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
+    """Tune the backbone of a finished run at smaller sizes, see tune_rivals."""
+    settings = settings_of(folder)
+    with handled(), locked(folder):
+        accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=settings.precision)
+        data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
+        tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
+
+
+def _go_through(workshop: Workshop, folder: Path, plan: list[str], *, quiet: bool) -> None:
+    """These stages, with a checkpoint and a journal in this folder; what was stopped there goes on."""
+    with contextlib.closing(Journal(folder, writes=workshop.accelerator.is_main_process, quiet=quiet)) as journal:
+        TrainingLoop(replace(workshop, tell=_tell(journal)), folder, journal, plan).run()
 
 
 def _new_network(settings: TrainSettings) -> GlanceFocus:

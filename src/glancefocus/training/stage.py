@@ -14,7 +14,7 @@ from glancefocus.data.datasets import Data, Progress
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.training.settings import TrainSettings
+from glancefocus.training.settings import STAGES, TrainSettings
 
 
 @dataclass
@@ -171,7 +171,7 @@ def what_to_lower(stage: str, settings: TrainSettings) -> str:
         "recognise": "recognise.encoder_lr and recognise.classifier_lr",
         "finetune": "finetune.encoder_lr and finetune.classifier_lr",
         "joint": "joint.encoder_lr, joint.classifier_lr and aim.lr",
-    }.get(stage, f"{stage}.lr")
+    }.get(stage, f"{stage if stage in STAGES else 'backbone'}.lr")  # rivals are tuned as the backbone was
     return f"Lower {rates}" + ("" if settings.precision == "no" else ", or leave out --precision,")
 
 
