@@ -1,11 +1,11 @@
 """`gf evaluate`: what a bundle achieves on labelled images at every budget, as tables, a page and files of numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import notice, output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
-from glancefocus.errors import BadData
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
@@ -35,16 +35,18 @@ def evaluate_bundle(
         records = Records(
             bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress
         )
-        name = records.first_of("test", "val", "all", "train") if split is None else records.first_of(split)
-        if name is None:
-            raise BadData(f"{source} has no split {split!r}, only {', '.join(records.names)}.")
+        name = records.to_measure(split)
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
+        chose = records.chose(name)
     tell_bad_files(records.bad_files)
+    remarks = records.remarks(name)
+    for remark in remarks:
+        notice(remark)
     if latency and bundle.latency_here() is None:
         bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=batch_size)]
     check_table(look_table(bundle, record))
-    findings = assess(bundle, record, choosing)
+    findings = replace(assess(bundle, record, choosing, chose=chose), remarks=remarks)
     if report is not None:
         write_findings(report, findings, title=f"{folder} on {source}")
     if as_json:

@@ -21,6 +21,7 @@ class Findings:
     scores           {score: curve}: the same budgets, other exit scores
     reliability      for each look a list of bins: {"confidence", "accuracy", "count"} with means over the bin
     calibration_error  for each look, expected calibration error in [0, 1]
+    remarks          sentences on the images: how many that trained the network were left out, or are among them
     """
 
     data: str
@@ -39,6 +40,7 @@ class Findings:
     scores: dict[str, list[Point]] = field(default_factory=dict)
     reliability: list[list[dict[str, float]]] = field(default_factory=list)
     calibration_error: list[float] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)

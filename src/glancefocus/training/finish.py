@@ -20,7 +20,7 @@ from glancefocus.training.settings import TrainSettings
 def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
     """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it."""
     notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
-    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes)
+    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     record = record_looks(
         bundle,
         data.val,

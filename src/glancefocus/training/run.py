@@ -28,6 +28,7 @@ from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint, wr
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
+from glancefocus.training.run_data import keep_data
 from glancefocus.training.run_folder import (
     BACKBONE_FILE,
     BEST_FILE,
@@ -62,7 +63,12 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
     accelerator.wait_for_everyone()
     journal = Journal(folder, writes=main, quiet=quiet)
     try:
-        data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
+        frames = settings.network.frames
+        data = open_data(settings.data, settings.network.view, _tell(journal), frames=frames, recorded=True)
+        if main:
+            keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
+        for remark in data.remarks:
+            journal.say(remark)
         if data.bad_files:
             journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
             for problem in data.bad_files:
