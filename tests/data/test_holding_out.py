@@ -83,4 +83,6 @@ def test_held_out_copies_of_training_images_are_left_out_and_said() -> None:
     assert sentences == ["1 of 2 images of val are copies of training images and are left out, such as b."]
     kept, sentences = without_copies(table, {**contents, Path("c"): Content(1, "1")}, "images")
     assert kept == table
-    assert sentences == ["all 2 images of val are copies of training images: figures on them say nothing about new images."]
+    assert sentences == [
+        "all 2 images of val are copies of training images: figures on them say nothing about new images."
+    ]

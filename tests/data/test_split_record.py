@@ -37,7 +37,10 @@ def test_what_was_written_is_read_back() -> None:
     assert tuple(record.files()) == FILES
     assert (record.classes, record.chosen_by) == (("cat", "dog"), ("val",))
     assert {name: record.about[name] for name in ("source", "val_share", "seed", "files")} == {
-        **{"source": "pets", "val_share": None, "seed": 3, "files": 3},
+        "source": "pets",
+        "val_share": None,
+        "seed": 3,
+        "files": 3,
     }
     assert record.about["resolved"] == str(Path("pets").resolve())
     assert record == record_of(*FILES)  # and the same record is the same bytes

@@ -10,13 +10,15 @@ from glancefocus.data.checking import Progress, check_files, without_missing
 from glancefocus.data.clips import clips_inside
 from glancefocus.data.content import Content
 from glancefocus.data.csv_lists import read_labelled_csv
+from glancefocus.data.held_pictures import held_bytes, hold
 from glancefocus.data.holding_out import hold_out, small_classes, without_copies
 from glancefocus.data.media import Medium, Pictures, medium_of
 from glancefocus.data.split_record import SplitRecord, recorded_files
-from glancefocus.data.splits import AugmentSettings, Row, Split
+from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, UnknownName
-from glancefocus.settings import ViewSettings
+from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
+from glancefocus.settings import ViewSettings, check_fields
 
 _PICTURES = Pictures()
 
@@ -30,21 +32,27 @@ class DataSettings:
                    more, see holding_out.hold_out
     max_bad_files  so many unreadable files are listed and skipped; one more stops
     in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
+    hold_mib       pictures are decoded once and held in memory, random crops included, where they take no more than this; 0:
+                   every epoch reads the files
     scenes         (train, val, test) of a built-in world
     signs, gestures  how their scenes are drawn
     """
 
     source: str
-    val_share: float | None = None
-    max_bad_files: int = 10
+    val_share: InnerShare | None = None
+    max_bad_files: BadFiles = 10
     check_files: bool = True
     in_memory: bool = False
-    workers: int = 2
+    hold_mib: Mebibytes = 1024
+    workers: Workers = 2
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    scenes: tuple[int, ...] = (4000, 500, 1000)
+    scenes: tuple[Scenes, Scenes, Scenes] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
     gestures: GesturesSettings = field(default_factory=GesturesSettings)
-    world_seed: int = 0
+    world_seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass
@@ -95,8 +103,7 @@ def open_data(
         if chosen:
             labels = torch.tensor([label for _, label in chosen])
             split = medium.split([file for file, _ in chosen], labels, view, settings.augment)
-            told = None if progress is None else _named(progress, f"viewing {name}")
-            splits[name] = split.in_memory(told) if settings.in_memory else split
+            splits[name] = _held(split, name, settings, medium, progress)
     for name in ("train", "val"):
         if name not in splits:
             raise BadData(f"{path} has no readable {medium.noun} for {name}.")
@@ -170,7 +177,7 @@ def open_small(
     settings: DataSettings,
     view: ViewSettings,
     side_px: int,
-    scenes: tuple[int, ...],
+    scenes: tuple[int, int],
     progress: Progress | None,
     frames: int,
 ) -> Data:
@@ -188,6 +195,14 @@ def open_small(
 def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
     """The classes of a data set, without reading any image or clip."""
     return world_classes(source) if source in WORLDS else _read_rows(Path(source), medium_of(frames))[1]
+
+
+def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
+    """Every file with its split and label, and the classes; no file is read."""
+    rows, classes = _read_rows(Path(settings.source), medium)
+    if not any(split == "val" for split, _, _ in rows):
+        rows = hold_out(rows, settings.val_share, settings.world_seed)
+    return rows, classes
 
 
 def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
@@ -241,6 +256,17 @@ def read_csv(path: Path, remarks: list[str] | None = None) -> tuple[list[Row], t
         if label not in seen:
             raise BadData(f"{path}: the class {classes[label]!r} is in {split} but not in train.")
     return rows, classes
+
+
+def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
+    """The split in memory, if that is asked for or takes little; training pictures so that they can still be cropped anew."""
+    tell = None if progress is None else _named(progress, f"reading {name}")
+    if settings.in_memory:
+        return split.in_memory(tell)
+    fits = held_bytes(len(split), split.view, settings.augment) <= settings.hold_mib << 20
+    if medium.noun != "images" or split.view.fit == "whole" or not fits:
+        return split
+    return hold(split, tell) if name == "train" else split.in_memory(tell)
 
 
 def _named(progress: Progress, what: str) -> Callable[[int, int], None]:

@@ -89,6 +89,17 @@ def expected_colours(backbone: str) -> dict[str, Any]:
     return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
 
+def check_backbone(name: str) -> None:
+    """Refuse a name that no backbone has, with the nearest ones that do."""
+    if name not in _BEYOND_TIMM and not timm.is_model(name):
+        raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+
+
+def has_pretrained_weights(backbone: str) -> bool:
+    """Whether timm names weights for a backbone."""
+    return bool(timm.is_model_pretrained(backbone))
+
+
 def build_backbone(
     name: str, classes: int, options: dict[str, Any] | None = None, pretrained: bool = False
 ) -> nn.Module:
