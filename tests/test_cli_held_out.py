@@ -131,9 +131,7 @@ def test_random_labels_known_by_heart_are_measured_at_chance_level(gf: Run, trai
     else:
         assert found["data"] == f"{trained.data}, val"
         assert found["chosen_on"] == "parts of these images for the other parts, in turns"
-        assert found["remarks"] == [
-            f"50 of 75 {trained.noun} in {trained.data} trained this network and are left out."
-        ]
+        assert found["remarks"] == [f"50 of 75 {trained.noun} in {trained.data} trained this network and are left out."]
     everything = gf("evaluate", trained.bundle, trained.data, "--split", "all", *quick)
     count = 100 if trained.layout == "train and test" else 75
     assert everything["images"] == count
@@ -211,7 +209,9 @@ def test_nothing_but_training_images_is_refused(gf: Run, flat: Trained, tmp_path
             shutil.copyfile(flat.data / file.name, tmp_path / "seen" / file.name)
     for verb, more in (("evaluate", ()), ("budget", ("--curve",))):
         sentence = gf(verb, flat.bundle, tmp_path / "seen", *more, code=2)
-        assert f"all 50 images in {tmp_path / 'seen'} trained this network: nothing is left to measure it on." in sentence
+        assert (
+            f"all 50 images in {tmp_path / 'seen'} trained this network: nothing is left to measure it on." in sentence
+        )
         assert "--split train measures it on those that it has learnt from." in sentence
     assert "has no split 'test', only train, val" in gf("evaluate", flat.bundle, flat.data, "--split", "test", code=2)
     assert "say different things" in gf(

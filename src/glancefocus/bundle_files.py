@@ -17,6 +17,7 @@ from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.early_exit.curve import frozen
 from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.files import write_file
 from glancefocus.latency import Latency
 
 FORMAT = 1
@@ -94,6 +95,12 @@ def read_split(folder: Path) -> SplitRecord | None:
         return SplitRecord(file.read_bytes(), str(file))
     except OSError as error:
         raise BadBundle(f"{file} cannot be read: {error.strerror or error}. Change its permissions.") from None
+
+
+def update_split(folder: Path, split: SplitRecord | None) -> None:
+    """Write the record of the split into a bundle, where it is not there already."""
+    if split is not None and split != read_split(folder):
+        write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:

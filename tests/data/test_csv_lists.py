@@ -81,7 +81,9 @@ def test_missing_files_are_counted_and_named(folder: Path) -> None:
     lines = [*LINES, *(f"sub/{number}.jpg,dog" for number in range(5))]
     path = listed(folder, *lines)
     rows, _ = read_labelled_csv(path)
-    with pytest.raises(BadData, match=r"5 of the 11 files that .*list.csv lists are not there: .*sub/0.jpg, .*, \.\.\.\. ") as e:
+    with pytest.raises(
+        BadData, match=r"5 of the 11 files that .*list.csv lists are not there: .*sub/0.jpg, .*, \.\.\.\. "
+    ) as e:
         without_missing(rows, path, 4)
     assert f"relative to the folder of the CSV, {folder}" in str(e.value)
     there, sentences = without_missing(rows, path, 5)
@@ -97,7 +99,8 @@ def test_missing_files_are_counted_and_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"), [(",cat", "entry 7 has no path"), ("0.png,", "entry 7 has no label"), ("x" * 300 + ",cat", "")]
+    ("line", "sentence"),
+    [(",cat", "entry 7 has no path"), ("0.png,", "entry 7 has no label"), ("x" * 300 + ",cat", "")],
 )
 def test_an_entry_without_path_or_label_is_refused(line: str, sentence: str, folder: Path) -> None:
     path = listed(folder, *LINES, line)

@@ -9,7 +9,9 @@ from glancefocus.data.split_record import FILE, RecordedFile, SplitRecord
 from glancefocus.errors import BadRun
 from glancefocus.training.run_data import class_differences, data_differences, keep_data
 
-FILES = {f"cat/{n}.png": Content(9, f"{n:032x}") for n in range(4)} | {f"dog/{n}.png": Content(9, f"{n + 9:032x}") for n in range(4)}
+FILES = {f"cat/{n}.png": Content(9, f"{n:032x}") for n in range(4)} | {
+    f"dog/{n}.png": Content(9, f"{n + 9:032x}") for n in range(4)
+}
 
 
 def record(files: dict[str, Content] = FILES, classes: tuple[str, ...] = ("cat", "dog"), **changes: str) -> SplitRecord:
