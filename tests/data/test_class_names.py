@@ -18,8 +18,13 @@ def test_wordnet_ids_and_synonyms_are_names_of_the_thousand_classes() -> None:
     assert CLASSES[:3] == ("tench", "goldfish", "great white shark")
     names = ["n01440764", "n15075141", "tench", "Tinca tinca", "great_white_shark", "n02012849", "n03126707"]
     assert class_numbers(CLASSES, names) == {
-        **{"n01440764": 0, "tench": 0, "Tinca tinca": 0, "great_white_shark": 2},
-        **{"n02012849": 134, "n03126707": 517, "n15075141": 999},
+        "n01440764": 0,
+        "tench": 0,
+        "Tinca tinca": 0,
+        "great_white_shark": 2,
+        "n02012849": 134,
+        "n03126707": 517,
+        "n15075141": 999,
     }
     # Two classes are called crane, a bird and a machine: that name alone says nothing.
     assert class_numbers(CLASSES, ["crane", "n00000000"]) == {}
