@@ -31,6 +31,12 @@ def keep_data(folder: Path, record: SplitRecord | None, *, begun: bool) -> None:
     write_file(folder / FILE, lambda stream: stream.write(record.packed))
 
 
+def classes_of_run(folder: Path) -> tuple[str, ...]:
+    """The classes of the data that the run in a folder began with; none where that is not known."""
+    found = _found(folder)
+    return () if found is None else found.classes
+
+
 def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
     """What differs between the data of a run and the data as it is now, in words: classes, then files by their names."""
     yield from class_differences(found.classes, now.classes)
@@ -53,7 +59,9 @@ def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
 
 
 def class_differences(found: tuple[str, ...], now: tuple[str, ...]) -> Iterator[str]:
-    """Which classes came, went or changed their place."""
+    """Which classes came, went or changed their place; nothing where those of before are not known."""
+    if not found:
+        return
     gone, new = [n for n in found if n not in now], [n for n in now if n not in found]
     if gone and len(gone) == len(new) and len(found) == len(now):
         pairs = [f"{one!r} is now {two!r}" for one, two in zip(gone, new, strict=True)]
