@@ -219,7 +219,7 @@ def test_thresholds_are_not_measured_on_the_images_that_chose_them(small_bundle:
     bundle.thresholds = best_thresholds(bundle.curve)
     always = max(table.accuracy_after_look)
     flattering = assess(bundle, record, points=5)
-    assert flattering.chosen["accuracy"] > always + 0.05
+    assert flattering.chosen["accuracy"] > always + 0.03
     fair = assess(bundle, record, chose=True, points=5)
     assert fair.chosen["accuracy"] < flattering.chosen["accuracy"] - 0.05
     assert fair.chosen["thresholds"] == np.asarray(bundle.thresholds, dtype=np.float32).tolist()

@@ -98,7 +98,8 @@ def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
     """Tune the backbone of a finished run at smaller sizes, see tune_rivals."""
     settings = settings_of(folder)
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=settings.precision)
-    data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
+    data = open_data(settings.data, settings.network.view, frames=settings.network.frames, recorded=True)
+    keep_data(folder, data.record, begun=True)  # rivals learn from the same images
     tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
 
 
