@@ -185,3 +185,20 @@ def test_a_folder_of_frames_is_known_by_its_frames_in_order(tmp_path: Path) -> N
     assert contents["one"] == contents["same"]
     assert len({content.digest for content in contents.values()}) == 3
     assert contents["one"].size == sum(file.stat().st_size for file in (tmp_path / "one").iterdir())
+
+
+def test_images_that_trained_the_network_before_are_not_held_out_from_it(tmp_path: Path) -> None:
+    for number in range(24):
+        picture(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png", number)
+    first = recorded(tmp_path)
+    assert first.record is not None
+    (tmp_path / "cat" / "0.png").unlink()  # wherever it is now, it has trained the network or not
+    settings = DataSettings(str(tmp_path), workers=0, world_seed=1)  # another split
+    second = open_data(settings, VIEW, recorded=True, before=first.record)
+    assert second.record is not None
+    trained = {file.content for file in first.record.files() if file.split == "train"}
+    held = {file.content for file in second.record.files() if file.split == "val"}
+    assert held
+    assert not held & trained
+    assert trained <= {file.content for file in second.record.files() if file.split == "train"}
+    assert any("are copies of training images and are left out" in remark for remark in second.remarks)

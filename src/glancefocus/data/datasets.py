@@ -13,7 +13,7 @@ from glancefocus.data.csv_lists import read_labelled_csv
 from glancefocus.data.held_pictures import held_bytes, hold
 from glancefocus.data.holding_out import hold_out, small_classes, without_copies
 from glancefocus.data.media import Medium, Pictures, medium_of
-from glancefocus.data.split_record import SplitRecord, recorded_files
+from glancefocus.data.split_record import RecordedFile, SplitRecord, recorded_files
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, UnknownName
@@ -82,11 +82,13 @@ def open_data(
     *,
     frames: int = 1,
     recorded: bool = False,
+    before: SplitRecord | None = None,
 ) -> Data:
     """The data set that the settings name, seen through this view.
 
     frames    1 for images; more for clips of so many frames
     recorded  hash every file, for the record of the split
+    before    of the data that trained the network before, where it was trained before: these images are not held out from it
     """
     if settings.source in WORLDS:
         shift_px = settings.augment.shift_px
@@ -96,7 +98,7 @@ def open_data(
         splits = dict(open_world(world, view, frames, progress))
         return Data(splits["train"], splits["val"], world_classes(settings.source), splits["test"])
     path, medium = Path(settings.source), medium_of(frames)
-    files = _split_files(settings, path, medium, progress, recorded=recorded)
+    files = _split_files(settings, path, medium, progress, recorded=recorded, before=before)
     splits = {}
     for name in ("train", "val", "test"):
         chosen = [(file, label) for split, file, label in files.rows if split == name]
@@ -134,7 +136,13 @@ class _Files:
 
 
 def _split_files(
-    settings: DataSettings, path: Path, medium: Medium, progress: Progress | None, *, recorded: bool
+    settings: DataSettings,
+    path: Path,
+    medium: Medium,
+    progress: Progress | None,
+    *,
+    recorded: bool,
+    before: SplitRecord | None,
 ) -> _Files:
     remarks: list[str] = []
     rows, classes = _read_rows(path, medium, remarks)
@@ -160,17 +168,24 @@ def _split_files(
     remarks += small_classes(rows, classes, medium.noun)
     record = None
     if recorded:
-        rows, copies = without_copies(rows, contents, medium.noun)
+        trained = [] if before is None else [file for file in before.files() if file.split == "train"]
+        rows, copies = without_copies(rows, contents, medium.noun, {file.content.digest for file in trained})
         remarks += copies
         hashes = [content for _, file, _ in rows if (content := contents[file]) is not None]
         record = SplitRecord.of(
             settings.source,
             classes,
-            recorded_files(rows, hashes, path),
+            [*recorded_files(rows, hashes, path), *_not_among(trained, hashes)],
             val_share=settings.val_share,
             seed=settings.world_seed,
         )
     return _Files(rows, classes, bad, odd, remarks, record)
+
+
+def _not_among(trained: list[RecordedFile], hashes: list[Content]) -> list[RecordedFile]:
+    """Files that trained a network before and are not in the data now; their labels were those of other classes."""
+    here = {content.digest for content in hashes}
+    return [file._replace(label=0) for file in trained if file.content.digest not in here]
 
 
 def open_small(

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from pathlib import Path
 
@@ -56,12 +57,18 @@ def small_classes(rows: Sequence[Row], classes: Sequence[str], noun: str) -> lis
     return sentences
 
 
-def without_copies(rows: list[Row], contents: Mapping[Path, Content | None], noun: str) -> tuple[list[Row], list[str]]:
+def without_copies(
+    rows: list[Row],
+    contents: Mapping[Path, Content | None],
+    noun: str,
+    trained_before: AbstractSet[str] = frozenset(),
+) -> tuple[list[Row], list[str]]:
     """The rows without held-out images whose content is that of a training image, and a sentence about them.
 
+    trained_before  hashes of images that trained the network in an earlier run
     Where nothing of a split would be left they stay, and the sentence says so.
     """
-    trained = {_digest(contents.get(file)) for split, file, _ in rows if split == "train"} - {None}
+    trained = trained_before | {_digest(contents.get(file)) for split, file, _ in rows if split == "train"} - {None}
     sentences = []
     for name in ("val", "test"):
         own = [row for row in rows if row[0] == name]
