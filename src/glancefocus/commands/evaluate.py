@@ -11,7 +11,8 @@ from glancefocus.early_exit.look_record import LookRecord
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.findings_report import summary_tables, write_findings
+from glancefocus.evaluation.findings_report import summary_tables
+from glancefocus.evaluation.full_report import Training, read_metrics, write_report_page
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.rivals import tuned_files
@@ -61,7 +62,16 @@ def evaluate_bundle(
         else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
     )
     if report is not None:
-        write_findings(report, findings, title=f"{folder} on {source}")
+        run = folder.absolute().parent
+        write_report_page(
+            report,
+            findings,
+            bundle,
+            title=f"{folder} on {source}",
+            record=record,
+            split=None if records.made_before is not None else records.split(name),
+            training=Training(read_metrics(run), bundle.notes.get("images", {})),
+        )
     if as_json:
         print(json.dumps(findings.to_plain(), indent=1))  # noqa: T201
         return

@@ -14,29 +14,36 @@ from rich.table import Table
 from glancefocus.evaluation.figures import as_png, as_svg, look_names
 from glancefocus.evaluation.findings import Findings, Point
 from glancefocus.evaluation.findings_figures import draw_findings, expected_looks
-from glancefocus.evaluation.report import gallery_sections, page_of, replace_file, table_html
+from glancefocus.evaluation.report import page_of, replace_file, table_html
 from glancefocus.evaluation.verdict_report import verdict_lines_of_csv, verdict_section
 
 SCORE_BUDGETS, SIZE_BUDGETS, TERMINAL_BUDGETS = 6, 9, 8
 SCORE_ORDER = ("random", "entropy", "confidence", "value")
-OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv")
+OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "classes.csv")
 NO_POINT = "--"
 
 
 def write_findings(
-    folder: Path, findings: Findings, *, title: str, gallery: Sequence[tuple[str, list[str]]] = ()
+    folder: Path,
+    findings: Findings,
+    *,
+    title: str,
+    more: Sequence[str] = (),
+    more_csv: dict[str, list[dict[str, Any]]] | None = None,
 ) -> None:
     """Write the page, the numbers and the figures; what an earlier evaluation left under our names goes away.
 
-    gallery  (heading, pictures as data URLs)
+    more      further sections of the page, as HTML
+    more_csv  {file: rows} of further tables
     """
     numbers = json.dumps(findings.to_plain(), indent=1, allow_nan=False)
     figures = draw_findings(findings)
     drawn = {name: as_svg(figure) for name, figure in figures.items()}
     files = {"findings.json": numbers.encode(), **_csv_files(findings)}
+    files |= {name: _csv(rows) for name, rows in (more_csv or {}).items()}
     files |= {f"figures/{name}.svg": svg.encode() for name, svg in drawn.items()}
     files |= {f"figures/{name}.png": as_png(figure) for name, figure in figures.items()}
-    files["report.html"] = page_of(title, [*_sections(title, findings, drawn), *gallery_sections(gallery)]).encode()
+    files["report.html"] = page_of(title, [*_sections(title, findings, drawn), *more]).encode()
     for name, content in files.items():
         replace_file(folder / name, content)
     ours = [*OPTIONAL_FILES, *(f"figures/{name}.{kind}" for name in _captions(findings) for kind in ("svg", "png"))]

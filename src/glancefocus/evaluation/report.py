@@ -48,6 +48,7 @@ svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note {
 .figures { grid-template-columns: repeat(auto-fill, minmax(min(31rem, 100%), 1fr)); }
 .figures > :last-child:nth-child(odd) { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; }
 .figures > :last-child:nth-child(odd) figcaption { flex: 1 1 14rem; }
+img.sheet { max-width: 100%; height: auto; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
 """
 

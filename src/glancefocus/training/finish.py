@@ -28,7 +28,12 @@ def finish_bundle(
 
     tell  is called with (what, done, total) while rivals answer
     """
-    notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
+    splits = {"train": data.train, "val": data.val, "test": data.test}
+    notes: dict[str, Any] = {
+        "data": settings.data.source,
+        "data_settings": to_plain(settings.data),
+        "images": {name: len(split) for name, split in splits.items() if split is not None},
+    }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     record = record_looks(
         bundle,

@@ -42,14 +42,18 @@ from glancefocus.training.run_folder import (
     prepare_folder,
     settings_of,
 )
+from glancefocus.training.run_report import write_run_report
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False) -> Bundle:
+def train(
+    settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False, reported: bool = False
+) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
-    planned  first work out time and memory, say them, and compute batches in parts where they would not fit
+    planned   first work out time and memory, say them, and compute batches in parts where they would not fit
+    reported  at the end write a page for people into the run's folder
     Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
     """
     # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
@@ -64,7 +68,7 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned
                 prepare_folder(folder, settings)
             accelerator.wait_for_everyone()
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
-                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned)
+                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned, reported=reported)
 
 
 def _train(
@@ -75,6 +79,7 @@ def _train(
     *,
     quiet: bool,
     planned: bool,
+    reported: bool,
 ) -> Bundle:
     net = _new_network(settings)  # first, so that a missing file of weights is told at once
     data = _open_data(settings, _tell(journal))
@@ -99,6 +104,8 @@ def _train(
     if accelerator.is_main_process:
         bundle = finish_bundle(net, data, settings, folder, _tell(journal))
         bundle.save(folder / BUNDLE_FOLDER)
+        if reported:
+            write_run_report(bundle, data, settings, folder)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
 
