@@ -63,11 +63,17 @@ def data_url(picture: Image.Image) -> str:
 def _look_at(bundle: Bundle, split: Split, row: int) -> tuple[Tensor, Outcome]:
     """One image as pixels, and what the bundle makes of it."""
     view = bundle.settings.view
-    held = isinstance(split, MemorySplit)
-    pixels = split.images[row][None] if held else _pixels(next(iter(split.batches([[row]])))[0], view)
+    pixels = _pixels_of(split, row, view)
     with torch.inference_mode():
         outcome = look_until_sure(bundle.net, as_batch(pixels.to(bundle.device), view), bundle.exit_rule())
     return pixels[0], replace(outcome, classes=bundle.classes)
+
+
+def _pixels_of(split: Split, row: int, view: ViewSettings) -> Tensor:
+    """(1, 3, H, W), or (1, F, 3, H, W), uint8."""
+    if isinstance(split, MemorySplit):
+        return split.images[row][None]
+    return _pixels(next(iter(split.batches([[row]])))[0], view)
 
 
 def _pixels(images: Tensor, view: ViewSettings) -> Tensor:
