@@ -82,6 +82,8 @@ def set_budget(
         if asked.calibrate:
             bundle.temperatures = _temperatures(records, asked)
         choice = choose_images(records, asked.on, split=asked.split)
+        if asked.save:
+            records.remember_choosing(choice.split)
     tell_bad_files(records.bad_files)
     remarks = records.remarks(choice.split)
     for remark in remarks:
@@ -104,7 +106,6 @@ def set_budget(
         points = [{**measuring.point(_array(p)), "budget_macs": p["budget_macs"]} for p in curve]
         result["curve"] = [with_interval(point, len(measuring)) for point in points]
     if asked.save:
-        records.remember_choosing(choice.split)
         _store(bundle, folder, choice, thresholds, curve)
     result |= {"stored": asked.save, "remarks": remarks}
     if as_json:
