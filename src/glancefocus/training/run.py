@@ -16,7 +16,9 @@ import torch
 from accelerate import Accelerator
 
 from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import open_data
+from glancefocus.bundle_files import read_split
+from glancefocus.data.checking import Progress
+from glancefocus.data.datasets import Data, open_data
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.interrupts import handled
 from glancefocus.network.assemble import build, load_encoders
@@ -26,7 +28,15 @@ from glancefocus.training.backbones import tune_rivals
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.journal import Journal
 from glancefocus.training.loop import TrainingLoop
-from glancefocus.training.run_folder import BUNDLE_FOLDER, differences, locked, prepare_folder, settings_of
+from glancefocus.training.run_data import keep_data
+from glancefocus.training.run_folder import (
+    BUNDLE_FOLDER,
+    CHECKPOINT_FILE,
+    differences,
+    locked,
+    prepare_folder,
+    settings_of,
+)
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
@@ -52,7 +62,11 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
 
 
 def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, journal: Journal, quiet: bool) -> Bundle:
-    data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
+    data = _open_data(settings, _tell(journal))
+    if accelerator.is_main_process:
+        keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
+    for remark in data.remarks:
+        journal.say(remark)
     if data.bad_files:
         journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
         for problem in data.bad_files:
@@ -78,7 +92,8 @@ def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
     settings = settings_of(folder)
     with handled(), locked(folder):
         accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=settings.precision)
-        data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
+        data = _open_data(settings)
+        keep_data(folder, data.record, begun=True)  # rivals learn from the images that the run learnt from
         tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
 
 
@@ -86,6 +101,13 @@ def _go_through(workshop: Workshop, folder: Path, plan: list[str], *, quiet: boo
     """These stages, with a checkpoint and a journal in this folder; what was stopped there goes on."""
     with contextlib.closing(Journal(folder, writes=workshop.accelerator.is_main_process, quiet=quiet)) as journal:
         TrainingLoop(replace(workshop, tell=_tell(journal)), folder, journal, plan).run()
+
+
+def _open_data(settings: TrainSettings, progress: Progress | None = None) -> Data:
+    """The data of a run, with the record of its split; what trained the bundle that it starts from is not held out from it."""
+    before = None if settings.start is None else read_split(Path(settings.start))
+    frames = settings.network.frames
+    return open_data(settings.data, settings.network.view, progress, frames=frames, recorded=True, before=before)
 
 
 def _new_network(settings: TrainSettings) -> GlanceFocus:
