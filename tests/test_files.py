@@ -89,6 +89,35 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders are exchanged in one step on Linux only")
+@pytest.mark.parametrize(("side", "content"), [("before", "old"), ("after", "new")])
+def test_a_process_killed_on_either_side_of_the_exchange_leaves_a_whole_folder(
+    side: str, content: str, tmp_path: Path
+) -> None:
+    code = f"""
+import os, pathlib, signal
+from glancefocus import files
+
+exchange = files._exchange
+
+def killed(one, other):
+    if {side!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert exchange(one, other)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+files._exchange = killed
+with files.replace_folder(pathlib.Path({str(tmp_path / "bundle")!r})) as aside:
+    (aside / "a").write_text("new")
+"""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a").write_text("old")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert (tmp_path / "bundle" / "a").read_text() == content
+    remove_unfinished(tmp_path, "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert fingerprint(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -18,6 +18,7 @@ from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_run_file
+from glancefocus.training.journal import read_metrics
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import run_farewell
@@ -53,7 +54,7 @@ def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -
     plain = load_backbone(settings, run)
     accuracy = None if plain is None else backbone_accuracy(plain, split)
     comparison = compare(bundle, split, accuracy)
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(run)
     view = settings.network.view
     write_report(
         page,
