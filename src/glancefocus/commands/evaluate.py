@@ -8,6 +8,7 @@ from typing import Any
 from glancefocus.commands.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.evaluation.aims import stored_aims
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
@@ -56,7 +57,7 @@ def evaluate_bundle(
     findings = replace(
         assess(bundle, record, choosing, chose=chose),
         remarks=remarks,
-        aims=bundle.notes.get("aims"),
+        aims=stored_aims(bundle.notes),
         verdict=None
         if rivals == "none"
         else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),

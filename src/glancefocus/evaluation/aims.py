@@ -87,6 +87,13 @@ def aims_check(learnt: NDArray[np.float64], random: NDArray[np.float64], centre:
     )
 
 
+def stored_aims(notes: dict[str, Any]) -> dict[str, Any] | None:
+    """The check in a bundle's notes; None where there is none, or where it is not one."""
+    aims = notes.get("aims")
+    whole = isinstance(aims, dict) and isinstance(aims.get("sentence"), str) and isinstance(aims.get("better"), bool)
+    return aims if whole else None
+
+
 def _sentence(
     images: int, over_random: tuple[float, float, float], over_centre: tuple[float, float, float], better: bool
 ) -> str:
