@@ -29,6 +29,7 @@ from glancefocus.data.views import Picture, several, view_any
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
+from glancefocus.files import write_text
 from glancefocus.latency import Latency, device_name
 from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
 from glancefocus.model_card import model_card
@@ -301,9 +302,7 @@ class Bundle:
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
-                aside = folder / f".{name}"
-                aside.write_text(text, encoding="utf-8")
-                aside.replace(folder / name)
+                write_text(folder / name, text)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
 

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from glancefocus.early_exit.curve import frozen
 from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.files import replace_folder, write_text
 from glancefocus.latency import Latency
 
 FORMAT = 1
@@ -82,27 +80,8 @@ def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Ten
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
     """Write weights and texts ({file: content}) in place of the folder, all at once."""
-    with written_aside(folder) as aside:
-        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+    with replace_folder(folder) as aside:
         for name, text in texts.items():
-            (aside / name).write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def written_aside(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `folder` once the block is done; when it fails, what was there stays as it was."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    replaced = aside.with_name(f"{aside.name}.old")
-    try:
-        aside.chmod(0o755)
-        yield aside
-        if folder.exists():
-            folder.rename(replaced)
-        aside.rename(folder)
-    except BaseException:
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
+            write_text(aside / name, text)
+        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+        shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # which safetensors lets only the user read

@@ -18,6 +18,7 @@ from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.escaping import lines_kept
 
 app = cyclopts.App(
     name="gf",
@@ -211,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
     except cyclopts.CycloptsError:
         sys.exit(2)  # cyclopts has said what is wrong
     except GlancefocusError as error:
-        print(f"gf: {error}", file=sys.stderr)
+        print(f"gf: {lines_kept(str(error))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away, as `| head` does

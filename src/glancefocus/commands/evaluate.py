@@ -48,7 +48,7 @@ def evaluate_bundle(
     if report is not None:
         write_findings(report, findings, title=f"{folder} on {source}")
     if as_json:
-        print(json.dumps(findings.to_plain(), indent=1))  # noqa: T201
+        print(json.dumps(findings.to_plain(), indent=1, allow_nan=False))  # noqa: T201
         return
     _print(findings, report)
 

@@ -29,7 +29,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
-        print(json.dumps(fact, indent=1))  # noqa: T201
+        print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(

@@ -9,6 +9,7 @@ from glancefocus.bundle import Bundle
 from glancefocus.early_exit.curve import leave_thresholds, rising, stay_thresholds
 from glancefocus.errors import BadSetting
 from glancefocus.export.formats import Format
+from glancefocus.files import write_text
 from glancefocus.settings import to_plain
 
 MANIFEST_FILE = "glancefocus.json"
@@ -61,7 +62,7 @@ def check_exportable(bundle: Bundle) -> None:
 def write_manifest(about: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write it, and give it back as a reader will find it."""
     text = json.dumps(about, indent=1, allow_nan=False)
-    (folder / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+    write_text(folder / MANIFEST_FILE, text + "\n")
     read: dict[str, Any] = json.loads(text)
     return read
 

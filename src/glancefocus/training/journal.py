@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from glancefocus.errors import BadRun
+from glancefocus.escaping import lines_kept
 
 
 class Journal:
@@ -78,7 +79,7 @@ class Journal:
             self._board.flush()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
