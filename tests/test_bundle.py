@@ -228,7 +228,10 @@ def test_a_bundle_of_a_newer_format_asks_for_an_update(folder: Path) -> None:
     [
         ({"network": None}, "does not describe a network: network must be a table"),
         ({"network": {"backbone": "test_resnett"}}, "does not describe a network: there is no backbone named"),
-        ({"network": {"backbone": "test_resnet", "looks": "many"}}, "network.looks must be of type int"),
+        (
+            {"network": {"backbone": "test_resnet", "looks": "many"}},
+            "network.looks must be a whole number from 1 to 64",
+        ),
         ({"costs": None}, "does not describe a network: the table of costs is damaged"),
         ({"costs": {"encoder_macs": 3}}, "does not describe a network: the table of costs is damaged"),
         ({"classes": ["cat", "dog"]}, "answers with 3 classes, but 2 names were given"),

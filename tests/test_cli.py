@@ -458,15 +458,15 @@ def class_folders(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "gf: name a --preset (see `gf models`) or a --backbone (any timm name) to train."),
+        (("--quick", "--thorough"), "gf: --quick and --thorough exclude each other."),
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
         (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
-        (("--backbone", "test_resnet", "--looks", 65), "gf: the number of looks must be from 1 to 64, but got 65."),
+        (("--backbone", "test_resnet", "--looks", 65), "gf: looks must be a whole number from 1 to 64, but got 65."),
         (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
         (
             ("--backbone", "test_resnet", "--set", "aim.lrr=1"),
-            "gf: there is no setting in settings.aim named 'lrr'. Did",
+            "gf: there is no setting in aim named 'lrr'. Did",
         ),
         (
             ("--backbone", "test_resnet", "--processes", 0),
@@ -475,7 +475,7 @@ def class_folders(tmp_path: Path) -> Path:
         (("--backbone", "test_resnet", "--weights", "none.pth"), "gf: there is no checkpoint at none.pth"),
         (
             ("--backbone", "test_resnet", "--batch-size", 1),
-            "gf: rounds and accumulation must be at least 1 and batch_size",
+            "gf: batch_size must be a whole number from 2 to 65,536, but got 1.",
         ),
     ],
 )

@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.commands.words import Json
+from glancefocus.errors import BadSetting
 
 
 def train(
     data: str,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    thorough: Annotated[bool, Parameter(negative="")] = False,
     preset: str | None = None,
     backbone: str | None = None,
     weights: str | None = None,
@@ -43,9 +46,13 @@ def train(
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     json: Json = False,
 ) -> None:
-    """Train on your images or clips: initialise, then stages I to III. The same command again goes on where it was stopped.
+    """Train on your images or clips. Prints a plan first; the same command again goes on where it was stopped.
 
-    Example: gf train photos/ --backbone tf_efficientnet_lite0 --weights pretrained --set aim.epochs=8
+    Sizes, batch, rates and epochs are chosen to fit the data, unless a preset of the paper is named or options say otherwise.
+
+    Example: gf train photos/
+
+    Example: gf train photos/ --weights tf_efficientnet_lite0.safetensors --quick
 
     Parameters
     ----------
@@ -54,12 +61,17 @@ def train(
         they are published; or a built-in world, signs or (of clips) gestures.
     output
         The run's folder; runs/NAME when left out.
+    quick
+        A third of the epochs: a first impression.
+    thorough
+        Three times the epochs.
     preset
-        A network of `gf models`.
+        A network of `gf models`, with the paper's settings, which are for ImageNet and GPUs.
     backbone
-        Any timm backbone instead of a preset.
+        Any timm backbone; left out: tf_efficientnet_lite0, or the preset of a built-in world.
     weights
-        "pretrained" (those that timm names), or a file; left out: trained from nothing.
+        A file of weights for the backbone, "pretrained" (those that timm names, downloaded), or "none" (random initialisation).
+        Left out: pretrained where timm has weights and no preset is named, else none.
     start
         A bundle whose network is trained on, with the same preset or backbone and sizes.
     stages
@@ -151,6 +163,8 @@ def train(
             "seed": seed,
         },
         assignments=setting,
+        effort=_effort(quick, thorough),
+        on_gpu=_on_gpu(),
     )
     folder = output or default_output(data)
     if processes != 1:
@@ -167,3 +181,15 @@ def train(
             "measured. Use --fit stretch or --fit crop to resize them."
         )
     run_training(settings, folder, as_json=json)
+
+
+def _effort(quick: bool, thorough: bool) -> Literal["quick", "usual", "thorough"]:
+    if quick and thorough:
+        raise BadSetting("--quick and --thorough exclude each other. Leave one of them out.")
+    return "quick" if quick else "thorough" if thorough else "usual"
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()

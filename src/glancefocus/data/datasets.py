@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 
 from glancefocus.data.clips import clips_inside
+from glancefocus.data.held_pictures import held_bytes, hold
 from glancefocus.data.media import Medium, Pictures, medium_of
-from glancefocus.data.splits import AugmentSettings, Row, Split
+from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, BadImage, UnknownName
-from glancefocus.settings import ViewSettings
+from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
+from glancefocus.settings import ViewSettings, check_fields
 
 Progress = Callable[[str, int, int], None]
 _PICTURES = Pictures()
@@ -29,21 +31,27 @@ class DataSettings:
     val_share      of the images of each class, held out where the data has no val/ of its own
     max_bad_files  so many unreadable files are listed and skipped; one more stops
     in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
+    hold_mib       pictures are decoded once and held in memory, random crops included, where they take no more than this; 0:
+                   every epoch reads the files
     scenes         (train, val, test) of a built-in world
     signs, gestures  how their scenes are drawn
     """
 
     source: str
-    val_share: float = 0.2
-    max_bad_files: int = 10
+    val_share: InnerShare = 0.2
+    max_bad_files: BadFiles = 10
     check_files: bool = True
     in_memory: bool = False
-    workers: int = 2
+    hold_mib: Mebibytes = 1024
+    workers: Workers = 2
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    scenes: tuple[int, ...] = (4000, 500, 1000)
+    scenes: tuple[Scenes, Scenes, Scenes] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
     gestures: GesturesSettings = field(default_factory=GesturesSettings)
-    world_seed: int = 0
+    world_seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass
@@ -86,8 +94,7 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
         if chosen:
             labels = torch.tensor([label for _, label in chosen])
             split = medium.split([file for file, _ in chosen], labels, view, settings.augment)
-            told = None if progress is None else _named(progress, f"viewing {name}")
-            splits[name] = split.in_memory(told) if settings.in_memory else split
+            splits[name] = _held(split, name, settings, medium, progress)
     for name in ("train", "val"):
         if name not in splits:
             raise BadData(f"{path} has no readable {medium.noun} for {name}.")
@@ -100,7 +107,7 @@ def open_small(
     settings: DataSettings,
     view: ViewSettings,
     side_px: int,
-    scenes: tuple[int, ...],
+    scenes: tuple[int, int],
     progress: Progress | None,
     frames: int,
 ) -> Data:
@@ -118,6 +125,11 @@ def open_small(
 def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
     """The classes of a data set, without reading any image or clip."""
     return world_classes(source) if source in WORLDS else _read_rows(Path(source), 0.5, 0, medium_of(frames))[1]
+
+
+def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
+    """Every file with its split and label, and the classes; no file is read."""
+    return _read_rows(Path(settings.source), settings.val_share, settings.world_seed, medium)
 
 
 def _read_rows(path: Path, val_share: float, seed: int, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
@@ -244,6 +256,17 @@ def without_bad_files(
             f"(--max-bad-files). The first: {shown}"
         )
     return good, bad
+
+
+def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
+    """The split in memory, if that is asked for or takes little; training pictures so that they can still be cropped anew."""
+    tell = None if progress is None else _named(progress, f"reading {name}")
+    if settings.in_memory:
+        return split.in_memory(tell)
+    fits = held_bytes(len(split), split.view, settings.augment) <= settings.hold_mib << 20
+    if medium.noun != "images" or split.view.fit == "whole" or not fits:
+        return split
+    return hold(split, tell) if name == "train" else split.in_memory(tell)
 
 
 def _named(progress: Progress, what: str) -> Callable[[int, int], None]:

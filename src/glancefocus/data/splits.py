@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from glancefocus.data.pictures import as_tensor, read_picture
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage, BadSetting
+from glancefocus.ranges import PositiveShare, Shift
 from glancefocus.scene import normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, check_fields
 from glancefocus.torchvision_whole import ensure_torchvision
 
 Batch = tuple[Tensor, Tensor]
@@ -57,20 +58,20 @@ class AugmentSettings:
     shift_px  moved by up to so many pixels up, down, left and right, the edge repeated; what there is to see may be cut off there
     """
 
-    crop: float = 0.08
+    crop: PositiveShare = 0.08
     flip: bool = True
-    shift_px: int = 0
+    shift_px: Shift = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.crop <= 1:
-            raise BadSetting(f"crop is a share of an image's area, above 0 and at most 1, but got {self.crop}.")
-        if not isinstance(self.shift_px, int) or self.shift_px < 0:
-            raise BadSetting(f"shift_px is a whole number of pixels, 0 for none, but got {self.shift_px}.")
+        check_fields(self)
 
 
 @dataclass
 class MemorySplit:
-    """Images of one size, held (or mapped) as uint8 (N, 3, H, W); or clips, (N, F, 3, H, W)."""
+    """Images of one size, held (or mapped) as uint8 (N, 3, H, W); or clips, (N, F, 3, H, W).
+
+    files  that they were read from, where there are any
+    """
 
     images: Tensor
     labels: Tensor
@@ -78,6 +79,7 @@ class MemorySplit:
     flip: bool = False
     boxes: Tensor | None = None
     shift_px: int = 0
+    files: list[Path] | None = None
 
     @property
     def fixed(self) -> bool:
@@ -88,7 +90,7 @@ class MemorySplit:
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
         for images, labels in self.pixel_batches(order, seed):
-            yield _channels_last(normalise(images, self.view)), labels
+            yield channels_last(normalise(images, self.view)), labels
 
     def pixel_batches(self, order: Sequence[Sequence[int]], seed: int | None = None) -> Iterator[Batch]:
         """The same before normalising, uint8: of large images most pixels are never looked at closely."""
@@ -145,7 +147,7 @@ class FileSplit:
             self._reader(),
             batch_sampler=_Orders(),
             num_workers=workers,
-            collate_fn=_collate,
+            collate_fn=collate,
             multiprocessing_context="spawn" if workers else None,
             persistent_workers=stays,
         )
@@ -161,7 +163,8 @@ class FileSplit:
             images[index] = viewed
             if progress is not None:
                 progress(index + 1, len(self))
-        return MemorySplit(images, self.labels, self.view, self.augment.flip, self.boxes, self.augment.shift_px)
+        augment = self.augment
+        return MemorySplit(images, self.labels, self.view, augment.flip, self.boxes, augment.shift_px, self.files)
 
     def _reader(self) -> "Dataset[Batch | str]":
         """Reads one image, in a worker."""
@@ -205,7 +208,7 @@ class _Pictures(Dataset[Batch | str]):
             if seed is None:
                 image, _ = view_picture(picture, self.view)
             else:
-                image = _augmented(picture, self.view, self.augment, mix(seed, index))
+                image = augmented(picture, self.view, self.augment, mix(seed, index))
         except BadImage as error:
             return f"{error} Remove the file, or let the check of the files skip it (--check-files)."
         return image, self.labels[index]
@@ -233,7 +236,7 @@ class _Orders:
         return len(self.batches)
 
 
-def _augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
+def augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
     """The picture with what may be changed in it; what may not is as in evaluation."""
     ensure_torchvision()
     from torchvision.transforms import v2
@@ -304,7 +307,7 @@ def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | 
     return places
 
 
-def _collate(rows: list[Batch | str]) -> Batch | str:
+def collate(rows: list[Batch | str]) -> Batch | str:
     batch: list[Batch] = []
     for row in rows:
         if isinstance(row, str):
@@ -313,10 +316,10 @@ def _collate(rows: list[Batch | str]) -> Batch | str:
         if row[0].shape != batch[0][0].shape:
             return _uneven(row[0], batch[0][0])
     images = torch.stack([image for image, _ in batch])
-    return _channels_last(images), torch.stack([label for _, label in batch])
+    return channels_last(images), torch.stack([label for _, label in batch])
 
 
-def _channels_last(images: Tensor) -> Tensor:
+def channels_last(images: Tensor) -> Tensor:
     """Images laid out as convolutions like them; clips become images only where they are looked at."""
     return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
 

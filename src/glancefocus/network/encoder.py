@@ -90,6 +90,23 @@ def expected_colours(backbone: str) -> dict[str, Any]:
     return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
 
+def check_backbone(name: str) -> None:
+    """Refuse a name that no backbone has, with the nearest ones that do."""
+    if name in _BEYOND_TIMM or timm.is_model(name):
+        return
+    if ":" in name or "/" in name:
+        raise BadSetting(
+            f"the backbone {name!r} lies outside of timm. Name one of timm's own, such as 'resnet50', "
+            "and give its weights as a file."
+        )
+    raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+
+
+def has_pretrained_weights(backbone: str) -> bool:
+    """Whether timm names weights for a backbone."""
+    return bool(timm.is_model_pretrained(backbone))
+
+
 def build_backbone(
     name: str, classes: int, options: dict[str, Any] | None = None, pretrained: bool = False
 ) -> nn.Module:
@@ -100,7 +117,7 @@ def build_backbone(
     options     see backbone_options.py
     pretrained  with the weights that timm names for it; they are downloaded when they are not in the local cache
     """
-    check_name(name)
+    check_backbone(name)
     check_options(options or {})
     make = _BEYOND_TIMM.get(name) or functools.partial(timm.create_model, name)
     wanted = {**(options or {}), "num_classes": classes, "pretrained": pretrained}
@@ -124,18 +141,6 @@ def build_backbone(
     if not hasattr(backbone, "forward_features") or not hasattr(backbone, "forward_head"):
         raise BadSetting(f"the backbone {name!r} has no feature map to aim by. Choose another one.")
     return backbone
-
-
-def check_name(name: str) -> None:
-    """Refuse a backbone that timm does not have itself."""
-    if name in _BEYOND_TIMM or timm.is_model(name):
-        return
-    if ":" in name or "/" in name:
-        raise BadSetting(
-            f"the backbone {name!r} lies outside of timm. Name one of timm's own, such as 'resnet50', "
-            "and give its weights as a file."
-        )
-    raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
 
 
 def _with_free_size(make: Any, wanted: dict[str, Any]) -> nn.Module:

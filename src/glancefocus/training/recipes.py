@@ -2,15 +2,19 @@
 
 import copy
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from glancefocus.data.datasets import classes_of
+from glancefocus.data.datasets import DataSettings, classes_of
+from glancefocus.data.survey import survey
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.encoder import check_backbone, has_pretrained_weights
 from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.settings import STAGE_WORDS, TrainSettings, clip_defaults, family_defaults
+from glancefocus.training.fitted import DEFAULT_BACKBONE, EFFORTS, Effort, Fitting, fitted_recipe, fitted_sizes
+from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings, clip_defaults, family_defaults
 
 FRESH_GLANCE: dict[str, Any] = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
 
@@ -82,10 +86,13 @@ GESTURES_RECIPE: dict[str, Any] = {
     "data": {"scenes": [2500, 300, 1000]},
 }
 
+NO_WEIGHTS = "none"
+"""What a user says for random initialisation."""
+
 WORLD_PRESETS = {"signs": "gf-mini-48", "gestures": "gf-tsm-mini-40"}
 
 
-# Encoders that know something already are adapted, not taught from nothing. The paper's own were pretrained on the same classes.
+# Pretrained encoders are adapted. The paper's own were pretrained on the same classes.
 FINETUNE_RECIPE: dict[str, Any] = {
     "backbone": {"epochs": 10, "lr": 0.01},
     "glance": {"epochs": 10, "lr": 0.01},
@@ -102,52 +109,120 @@ def train_settings(
     stages: list[str] | None = None,
     changes: dict[str, Any] | None = None,
     assignments: list[str] | None = None,
+    effort: Effort = "usual",
+    on_gpu: bool = False,
 ) -> TrainSettings:
-    """The settings of a run.
+    """The settings of a run: the paper's for a preset, those of the built-in world, or what fits the data, see fitted.py.
 
     network, data  changes to NetworkSettings and DataSettings
     changes        top-level settings such as seed or batch_size; None values are passed over
     assignments    name=value with dots, such as aim.epochs=8, which override everything else
+    effort         fewer or more epochs
     """
     data = {name: value for name, value in (data or {}).items() if value is not None}
     network = {name: value for name, value in (network or {}).items() if value is not None}
-    world = source in WORLDS
-    if preset is None and backbone is None:
-        if not world:
-            raise BadSetting("name a --preset (see `gf models`) or a --backbone (any timm name) to train.")
+    changes = {name: value for name, value in (changes or {}).items() if value is not None}
+    if source in WORLDS and preset is None and backbone is None:
         preset = WORLD_PRESETS[source]
-    frames = network_settings(preset, backbone=backbone, **network).frames
-    classes = classes_of(source, frames)
-    if world:
-        network["view"] = {"fit": "whole", **network.get("view", {})}
-        data.setdefault("workers", 0)
-    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=len(classes), **network))
-    if world:  # drawn at the size that the network is to look at
-        view = plain_network["view"]
-        drawn = {"height": view["height_px"], "width": view["width_px"], **data.get(source, {})}
-        data[source] = drawn if source == "signs" else {"frames": max(3, frames), **drawn}
-    plain: dict[str, Any] = family_defaults(family_of(plain_network["backbone"])[0])
-    if frames > 1:
-        plain = _merged(plain, clip_defaults(jester=preset is not None and preset.endswith("jester")))
+    if preset is None:
+        backbone = backbone or DEFAULT_BACKBONE
+    settings = network_settings(preset, backbone=backbone, **network)
+    check_backbone(settings.backbone)  # before any data is read
+    frames = settings.frames
+    if changes.get("weights") == NO_WEIGHTS:
+        changes["weights"] = None
+    elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
+        changes["weights"] = "pretrained" if has_pretrained_weights(settings.backbone) else None
+    weights = changes.get("weights")
+    if source in WORLDS:
+        plain = _world_recipe(source, preset, backbone, network, data, frames, stages)
+    else:
+        plain = _data_recipe(source, preset, backbone, network, data, frames)
     # For clips TSM's epochs and rates start from ImageNet's weights anyway.
-    if (changes or {}).get("weights") is not None and frames == 1:
+    if preset is not None and weights is not None and frames == 1:
         plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
-    if preset in ("gf-mini-48", "gf-ms-mini-48"):
-        plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
-    if preset == "gf-mini-48":
-        plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
-        shorter_px = min(plain_network["view"]["height_px"], plain_network["view"]["width_px"])
-        if source == "signs" and shorter_px >= LARGE_SIDE_PX and stages is None:
-            plain = _merged(plain, large_scenes_recipe(shorter_px))
-    if preset == "gf-tsm-mini-40":
-        plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))
-    plain = _merged(plain, {name: value for name, value in (changes or {}).items() if value is not None})
-    plain = _merged(plain, {"data": {"source": source, **data}, "network": plain_network})
+    if preset is None and source not in WORLDS:
+        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), frames)
+        pretrained = weights is not None or "start" in changes
+        plain = _merged(plain, fitted_recipe(Fitting(looked_at, pretrained, on_gpu, effort)))
+    elif effort != "usual":
+        plain = _with_effort(plain, effort)
+    plain = _merged(plain, {**changes, "effort": effort})
+    plain = _merged(plain, {"data": {"source": source, **data}})
     if stages is not None:
         plain["stages"] = _stage_names(stages)
     for assignment in assignments or []:
         assign(plain, assignment)
     return from_plain(TrainSettings, plain)
+
+
+def _data_recipe(
+    source: str,
+    preset: str | None,
+    backbone: str | None,
+    network: dict[str, Any],
+    data: dict[str, Any],
+    frames: int,
+) -> dict[str, Any]:
+    """Network and the paper's numbers for its family, for data of one's own."""
+    if preset is None:
+        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), frames)
+        network = {**network, **fitted_sizes(looked_at, network)}
+        classes = len(looked_at.classes)
+    else:
+        classes = len(classes_of(source, frames))
+    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=classes, **network))
+    return {**_preset_recipe(plain_network["backbone"], preset, frames), "network": plain_network}
+
+
+def _world_recipe(
+    source: str,
+    preset: str | None,
+    backbone: str | None,
+    network: dict[str, Any],
+    data: dict[str, Any],
+    frames: int,
+    stages: list[str] | None,
+) -> dict[str, Any]:
+    """Network and recipe for a built-in world, which is drawn at the size that the network looks at."""
+    network["view"] = {"fit": "whole", **network.get("view", {})}
+    data.setdefault("workers", 0)
+    classes = len(classes_of(source, frames))
+    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=classes, **network))
+    view = plain_network["view"]
+    drawn = {"height": view["height_px"], "width": view["width_px"], **data.get(source, {})}
+    data[source] = drawn if source == "signs" else {"frames": max(3, frames), **drawn}
+    plain = {**_preset_recipe(plain_network["backbone"], preset, frames), "network": plain_network}
+    shorter_px = min(view["height_px"], view["width_px"])
+    if (preset, source) == ("gf-mini-48", "signs") and shorter_px >= LARGE_SIDE_PX and stages is None:
+        plain = _merged(plain, large_scenes_recipe(shorter_px))
+    return plain
+
+
+def _preset_recipe(backbone: str, preset: str | None, frames: int) -> dict[str, Any]:
+    """The paper's numbers for a family, and ours for the presets that are not the paper's."""
+    plain = family_defaults(family_of(backbone)[0])
+    if frames > 1:
+        plain = _merged(plain, clip_defaults(jester=preset is not None and preset.endswith("jester")))
+    if preset in ("gf-mini-48", "gf-ms-mini-48"):
+        plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
+    if preset == "gf-mini-48":
+        plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
+    if preset == "gf-tsm-mini-40":
+        plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))
+    return plain
+
+
+def _with_effort(plain: dict[str, Any], effort: Effort) -> dict[str, Any]:
+    """A recipe with fewer or more epochs."""
+    epochs = {name: plain.get(name, {}).get("epochs") or _default_epochs(name) for name in STAGES}
+    return _merged(plain, {name: {"epochs": max(1, round(n * EFFORTS[effort]))} for name, n in epochs.items()})
+
+
+def _default_epochs(stage: str) -> int:
+    (kind,) = [f.default_factory for f in fields(TrainSettings) if f.name == stage]
+    epochs: int = kind().epochs  # type: ignore[operator]
+    return epochs
 
 
 def _stage_names(words: list[str]) -> list[str]:

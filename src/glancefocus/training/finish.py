@@ -1,0 +1,41 @@
+"""What is measured and written after the last stage: the bundle with thresholds for every budget."""
+
+from pathlib import Path
+from typing import Any
+
+from glancefocus.bundle import Bundle
+from glancefocus.data.datasets import Data
+from glancefocus.early_exit.budget import solve_curve
+from glancefocus.early_exit.curve import best_thresholds
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import looks_folder
+from glancefocus.evaluation.recording import record_looks
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.multiply_adds import count_costs
+from glancefocus.settings import to_plain
+from glancefocus.training.run_folder import BUNDLE_FOLDER
+from glancefocus.training.settings import TrainSettings
+
+
+def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
+    """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it."""
+    notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
+    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes)
+    record = record_looks(
+        bundle,
+        data.val,
+        looks_folder(folder / BUNDLE_FOLDER),
+        source=settings.data.source,
+        name="val",
+        workers=settings.data.workers,
+    )
+    table = look_table(bundle, record)
+    if len(table) > 1:
+        bundle.curve = solve_curve(table)
+        bundle.thresholds = best_thresholds(bundle.curve)
+    bundle.notes |= {
+        "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
+        "thresholds_chosen_on": f"{settings.data.source}, val",
+        "thresholds_data": record.about.data,
+    }
+    return bundle

@@ -1,0 +1,113 @@
+"""A recipe that fits a data set of one's own: sizes, batch, rates, augmentation and epochs.
+
+The paper's numbers are for 1.3 million images and many GPUs; they stay with the paper's presets. Everything here was chosen on
+validation images of small sets of photographs, see docs/first-run.md.
+"""
+
+import statistics
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from glancefocus.data.survey import Survey
+
+Effort = Literal["quick", "usual", "thorough"]
+
+# Small, accurate (75 % on ImageNet), plain convolutions that every runtime and phone computes fast.
+DEFAULT_BACKBONE = "tf_efficientnet_lite0"
+USUAL_SIDE_PX = 224
+LEAST_UPDATES = 24  # of an epoch, as far as the number of images allows
+SMALLEST_BATCH, LARGEST_BATCH, LARGEST_BATCH_GPU = 4, 32, 128
+# Images seen in a stage, and the range of its epochs: few images are seen often, many at least a few times.
+VISITS: dict[str, tuple[int, int, int]] = {
+    "backbone": (5000, 3, 15),
+    "glance": (8000, 3, 25),
+    "recognise": (4000, 2, 12),
+    "aim": (4000, 2, 12),
+    "finetune": (4000, 2, 10),
+    "joint": (10000, 4, 30),
+    "point": (3000, 2, 8),
+}
+EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
+FROM_RANDOM = 4.0  # times the epochs, where the encoders start from random weights
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What a recipe is fitted to.
+
+    pretrained  the encoders start from weights that were trained before
+    """
+
+    survey: Survey
+    pretrained: bool
+    on_gpu: bool = False
+    effort: Effort = "usual"
+
+
+def fitted_sizes(survey: Survey, network: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the image, the glance and the patches, for what the user did not name; `network` is what was named."""
+    sizes: dict[str, Any] = {}
+    view = dict(network.get("view", {}))
+    if "height_px" not in view and "width_px" not in view:
+        side = _view_side(survey.sides_px)
+        if side != USUAL_SIDE_PX:
+            view |= {"height_px": side, "width_px": side}
+            sizes["view"] = view
+    shorter = min(view.get("height_px", USUAL_SIDE_PX), view.get("width_px", USUAL_SIDE_PX))
+    if "glance_px" not in network:
+        sizes["glance_px"] = _part_of(shorter)
+    if "patch_px" not in network:
+        sizes["patch_px"] = (_part_of(shorter),)
+    if "looks" not in network:
+        sizes["looks"] = 3
+    return sizes
+
+
+def fitted_recipe(fitting: Fitting) -> dict[str, Any]:
+    """Changes to TrainSettings: batch, epochs, rates and augmentation for a data set of this size."""
+    images = fitting.survey.count("train")
+    batch = fitted_batch(images, fitting.on_gpu)
+    scale = batch / LARGEST_BATCH  # rates of SGD go with the batch
+    rate = 0.01 if fitting.pretrained else 0.05
+    clips = fitting.survey.noun == "clips"
+    recipe: dict[str, Any] = {
+        name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained)} for name in VISITS
+    }
+    recipe["batch_size"] = batch
+    recipe["backbone"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
+    recipe["glance"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
+    recipe["recognise"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 2 * rate * scale}
+    recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": rate * scale}
+    recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}
+    recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 2 * rate * scale}
+    if not clips:
+        recipe["data"] = {"augment": {"crop": 0.5}}
+    return recipe
+
+
+def fitted_batch(images: int, on_gpu: bool = False) -> int:
+    """The largest power of two that still gives some tens of updates an epoch, within limits."""
+    most = LARGEST_BATCH_GPU if on_gpu else LARGEST_BATCH
+    batch = SMALLEST_BATCH
+    while batch * 2 <= most and images // (batch * 2) >= LEAST_UPDATES:
+        batch *= 2
+    return batch
+
+
+def fitted_epochs(stage: str, images: int, effort: Effort = "usual", pretrained: bool = True) -> int:
+    """How often a stage goes through so many images."""
+    visits, least, most = VISITS[stage]
+    times = EFFORTS[effort] * (1.0 if pretrained else FROM_RANDOM)
+    return max(1, round(times * max(least, min(most, visits / max(1, images)))))
+
+
+def _view_side(sides_px: tuple[int, ...]) -> int:
+    """The side of the image that is looked at: 224 px, or less where most pictures are smaller than half of that."""
+    if not sides_px:
+        return USUAL_SIDE_PX
+    return max(64, min(USUAL_SIDE_PX, 32 * round(2 * statistics.median(sides_px) / 32)))
+
+
+def _part_of(side_px: int) -> int:
+    """The side of glances and patches: 96 px of 224, a multiple of 32."""
+    return max(32, 32 * round(side_px * 3 / 7 / 32))

@@ -1,0 +1,169 @@
+"""What a run will take, worked out before it starts: time measured on a few batches of every stage, and memory."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from glancefocus.data.datasets import Data
+from glancefocus.data.held_pictures import HeldPictures
+from glancefocus.data.splits import FileSplit, MemorySplit, Split, scene_batches
+from glancefocus.errors import BadRun
+from glancefocus.memory import available_bytes
+from glancefocus.training.memory_need import PROCESS_BYTES, training_bytes
+from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import Moment, Stage, Workshop
+
+BuildStage = Callable[[str, Workshop], Stage]
+
+_PROBED_IMAGES = 32  # of a batch at the most, and of the validation images
+_PROBE_S = 3.0  # an update that takes longer than this is measured on fewer images
+_FINISH_PASSES = 6  # over the validation images after the last stage: look record, other aims, rivals
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: seconds of an update and of the validation after each epoch."""
+
+    name: str
+    epochs: int
+    updates: int
+    update_s: float
+    validation_s: float
+
+    @property
+    def epoch_s(self) -> float:
+        return self.updates * self.update_s + self.validation_s
+
+    @property
+    def total_s(self) -> float:
+        return self.epochs * self.epoch_s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages of a run in their order, what comes after them, and the memory.
+
+    parts  in which a batch is computed, so that it fits into the memory (TrainSettings.accumulation, or more)
+    """
+
+    stages: tuple[StagePlan, ...]
+    finish_s: float
+    peak_bytes: int
+    parts: int = 1
+
+    @property
+    def total_s(self) -> float:
+        return sum(stage.total_s for stage in self.stages) + self.finish_s
+
+    def done_s(self, index: int, epoch: int = 0, step: int = 0) -> float:
+        """How much of the total lies before this step of this stage."""
+        before = sum(stage.total_s for stage in self.stages[:index])
+        if index >= len(self.stages):
+            return before
+        stage = self.stages[index]
+        return before + epoch * stage.epoch_s + step * stage.update_s
+
+
+def parts_that_fit(settings: TrainSettings, data: Data) -> tuple[int, int]:
+    """(parts in which a batch is computed, bytes at the peak); refuses what does not fit in any number of parts."""
+    held = _held_bytes(data)
+    # What is held is in this process already, and so is the program.
+    free = available_bytes() + PROCESS_BYTES + held
+    parts = settings.accumulation
+    while True:
+        need = training_bytes(replace(settings, accumulation=parts), held)
+        if need <= free:
+            return parts, need
+        if parts >= settings.batch_size:
+            raise BadRun(
+                f"training needs about {gigabytes(need)} of memory even for one image at a time, but {gigabytes(free)} are free. "
+                "Use smaller images (--height-px, --width-px), a smaller backbone, or a machine with more memory."
+            )
+        parts = min(settings.batch_size, parts * 2)
+
+
+def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
+    """Time a few updates and a small validation of every stage, on a copy of the network."""
+    settings, data = workshop.settings, workshop.data
+    scratch = replace(workshop, net=copy.deepcopy(workshop.net), data=_few(data), tell=None, known_evidence=None)
+    scaler = workshop.accelerator.scaler
+    kept_scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
+    measured: dict[str, tuple[float, float]] = {}
+    for name in dict.fromkeys(settings.plan()):
+        stage = build_stage(name, scratch)
+        measured[name] = _timed(stage, scratch)
+        workshop.accelerator.free_memory()
+    if scaler is not None:
+        scaler.load_state_dict(kept_scale)
+    stages = []
+    for name in settings.plan():
+        own: Any = getattr(settings, name)
+        images = len(data.train) if name not in ("small", "small_glance") else own.scenes[0]
+        held_out = len(data.val) if name not in ("small", "small_glance") else own.scenes[1]
+        per_image, validated = measured[name]
+        batch = min(settings.batch_size, images)
+        stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated))
+    dearest = max(validated for _, validated in measured.values())
+    return Plan(tuple(stages), 10 + _FINISH_PASSES * len(data.val) * dearest, peak_bytes, parts)
+
+
+def _timed(stage: Stage, workshop: Workshop) -> tuple[float, float]:
+    """(seconds of learning from one image, seconds of validating one)."""
+    view, device = workshop.settings.network.view, workshop.accelerator.device
+    train, val = _first(stage.data.train, _PROBED_IMAGES), _first(stage.data.val, _PROBED_IMAGES)
+    stage.train_mode()
+
+    def learn(count: int) -> float:
+        rows = list(range(min(count, len(train))))
+        started = time.perf_counter()
+        for images, labels in scene_batches(train, view, [rows], 0):
+            moment = Moment(0.0, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
+            stage.update(images.to(device), labels.to(device), moment)
+        return (time.perf_counter() - started) / len(rows)
+
+    batch = min(workshop.settings.batch_size, _PROBED_IMAGES, len(train))
+    learn(min(2, batch))  # warm up
+    first = learn(min(4, batch))
+    count = max(min(2, batch), min(batch, math.floor(_PROBE_S / max(first, 1e-6))))
+    per_image = min(learn(count), learn(count))
+    stage.validate(val)
+    started = time.perf_counter()
+    stage.validate(val)
+    return per_image, (time.perf_counter() - started) / len(val)
+
+
+def _few(data: Data) -> Data:
+    return replace(data, train=_first(data.train, 2 * _PROBED_IMAGES), val=_first(data.val, _PROBED_IMAGES))
+
+
+def _first(split: Split, count: int) -> Split:
+    """The first images of a split, as a split."""
+    if isinstance(split, HeldPictures):
+        own: Any = {"pixels": split.pixels[:count], "files": split.files[:count]}
+    elif isinstance(split, FileSplit):
+        own = {"files": split.files[:count]}
+    elif isinstance(split, MemorySplit):
+        own = {"images": split.images[:count], "files": None if split.files is None else split.files[:count]}
+    else:
+        return split
+    boxes = None if split.boxes is None else split.boxes[:count]
+    return replace(split, labels=split.labels[:count], boxes=boxes, **own)
+
+
+def _held_bytes(data: Data) -> int:
+    total = 0
+    for split in (data.train, data.val, data.test):
+        if isinstance(split, HeldPictures):
+            total += sum(one.nbytes for one in split.pixels)
+        elif isinstance(split, MemorySplit) and split.files is not None:  # scenes of worlds are mapped from the disk
+            total += split.images.nbytes
+    return total
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GB"

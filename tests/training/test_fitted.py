@@ -1,0 +1,109 @@
+"""The recipe fits the number and the size of the images; what the user names stays."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from glancefocus.data.survey import Survey
+from glancefocus.errors import UnknownName
+from glancefocus.training.fitted import (
+    DEFAULT_BACKBONE,
+    Fitting,
+    fitted_batch,
+    fitted_epochs,
+    fitted_recipe,
+    fitted_sizes,
+)
+from glancefocus.training.recipes import train_settings
+
+
+def survey_of(images: int, side_px: int = 500) -> Survey:
+    return Survey(("a", "b"), {"train": {"a": images // 2, "b": images - images // 2}}, (side_px,) * 5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(30):
+            Image.new("RGB", (48, 60)).save(tmp_path / "pets" / name / f"{number}.png")
+    return str(tmp_path / "pets")
+
+
+@pytest.mark.parametrize(("images", "batch"), [(12, 4), (27, 4), (260, 8), (500, 16), (768, 32), (20_000, 32)])
+def test_an_epoch_has_some_tens_of_updates_where_there_are_images_for_it(images: int, batch: int) -> None:
+    assert fitted_batch(images) == batch
+    if images >= 24 * 4:
+        assert images // batch >= 24
+
+
+def test_a_gpu_gets_larger_batches() -> None:
+    assert fitted_batch(20_000, on_gpu=True) == 128
+
+
+def test_few_images_are_seen_often_and_many_a_few_times() -> None:
+    assert [fitted_epochs("backbone", n) for n in (40, 500, 1000, 100_000)] == [15, 10, 5, 3]
+    assert fitted_epochs("backbone", 500, "quick") == 3  # a third of 10, rounded
+    assert fitted_epochs("backbone", 500, "thorough") == 30
+    assert fitted_epochs("backbone", 500, pretrained=False) == 40
+
+
+def test_rates_go_with_the_batch() -> None:
+    small, large = (fitted_recipe(Fitting(survey_of(n), pretrained=True)) for n in (260, 5000))
+    assert large["backbone"]["lr"] == pytest.approx(4 * small["backbone"]["lr"])  # batches of 32 and of 8
+    assert small["data"]["augment"]["crop"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("side_px", "sizes"),
+    [
+        (500, {"glance_px": 96, "patch_px": (96,), "looks": 3}),
+        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "patch_px": (64,), "looks": 3}),
+        (28, {"view": {"height_px": 64, "width_px": 64}, "glance_px": 32, "patch_px": (32,), "looks": 3}),
+    ],
+)
+def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str, object]) -> None:
+    assert fitted_sizes(survey_of(10, side_px), {}) == sizes
+
+
+def test_sizes_that_the_user_names_stay() -> None:
+    named = {"glance_px": 64, "view": {"height_px": 320, "width_px": 448}}
+    assert fitted_sizes(survey_of(10), named) == {"patch_px": (128,), "looks": 3}
+
+
+def test_a_folder_alone_is_enough(folder: str) -> None:
+    settings = train_settings(folder)
+    assert (settings.network.backbone, settings.weights) == (DEFAULT_BACKBONE, "pretrained")
+    assert (settings.network.classes, settings.batch_size) == (2, 4)
+    assert (settings.network.view.height_px, settings.data.augment.crop) == (96, 0.5)  # twice 48 px
+    assert settings.backbone.epochs == 15
+    assert "aim" in settings.stages
+
+
+def test_random_initialisation_is_asked_for_by_none(folder: str) -> None:
+    settings = train_settings(folder, changes={"weights": "none"})
+    assert settings.weights is None
+    assert settings.backbone.epochs == 60
+
+
+def test_the_papers_presets_keep_the_papers_defaults(folder: str) -> None:
+    settings = train_settings(folder, preset="gf-resnet50-96")
+    assert (settings.batch_size, settings.recognise.epochs, settings.data.augment.crop) == (256, 60, 0.08)
+    assert (settings.network.glance_px, settings.network.view.height_px, settings.weights) == (96, 224, None)
+
+
+def test_effort_scales_the_epochs_of_any_recipe(folder: str) -> None:
+    assert train_settings(folder, effort="quick").backbone.epochs == 5
+    assert train_settings("signs", effort="thorough").glance.epochs == 18  # three times the recipe's 6
+    assert train_settings("signs", effort="quick").joint.epochs == 20  # a third of the default of 60
+
+
+def test_an_assignment_overrides_the_recipe(folder: str) -> None:
+    settings = train_settings(folder, effort="quick", assignments=["backbone.epochs=2", "batch_size=6"])
+    assert (settings.backbone.epochs, settings.batch_size) == (2, 6)
+
+
+def test_a_misspelt_backbone_is_told_before_the_data_is_read() -> None:
+    with pytest.raises(UnknownName, match="no backbone named 'resnet81'"):
+        train_settings("no such folder", backbone="resnet81")
