@@ -18,6 +18,7 @@ from glancefocus.bundle_files import (
     FORMAT,
     SETTINGS_FILE,
     WEIGHTS_FILE,
+    read_network,
     read_settings,
     read_weights,
     replace_bundle,
@@ -40,7 +41,7 @@ from glancefocus.outcome import Outcome
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stopping import Stopping
 
 
@@ -292,7 +293,7 @@ class Bundle:
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            replace_bundle(folder.absolute(), self._tensors(), self._texts())
+            replace_bundle(folder.absolute(), self._sound_tensors(), self._texts())
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
@@ -335,22 +336,27 @@ class Bundle:
             if not (self.settings.shared_encoder and name.startswith("focus_encoder."))
         }
 
+    def _sound_tensors(self) -> dict[str, Tensor]:
+        """The same, none with NaN or infinity in it."""
+        tensors = self._tensors()
+        for name, tensor in tensors.items():
+            if not bool(tensor.isfinite().all()):
+                raise BadBundle(f"the tensor {name} of the network holds NaN or infinity; the bundle was not written.")
+        return tensors
+
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
         """The bundle in a folder; what is missing, damaged or foreign is said."""
         folder = Path(folder)
-        plain = read_settings(folder)
-        try:
-            settings = from_plain(NetworkSettings, plain.get("network"), "network")
-            costs = Costs.from_plain(plain.get("costs", {}))
-        except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
+        plain, file = read_settings(folder), folder / SETTINGS_FILE
+        settings = read_network(plain, file)
+        told = told_beside_the_network(plain, file, settings)
         tensors = read_weights(folder, shared_encoder=settings.shared_encoder)
         try:
             net = build(settings)
             load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))
         except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
+            raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        return Bundle(net=net, costs=costs, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+        return Bundle(net=net, **told)

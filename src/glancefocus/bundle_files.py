@@ -1,44 +1,60 @@
 """The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from glancefocus.early_exit.curve import frozen
+from glancefocus.costs import Costs
+from glancefocus.early_exit.curve import frozen, read_curve, read_thresholds
 from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.escaping import one_line
 from glancefocus.files import replace_folder, write_text
 from glancefocus.latency import Latency
+from glancefocus.memory import available_bytes
+from glancefocus.network.multiply_adds import count_parameters
+from glancefocus.network.weights import read_safetensors
+from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.typed import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
 MAX_SETTINGS_BYTES = 64 * 2**20
+MOST_CLASSES, MOST_LATENCIES = 1_000_000, 1000
 
 
-def told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Everything but the network out of the settings file, whose values may be of any kind."""
-    classes, curve, notes = plain.get("classes"), plain.get("curve", []), plain.get("notes", {})
+def told_beside_the_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
+    """Everything but the network out of the settings file, whose values may be of any kind; a wrong one is refused by its name."""
+    fields, looks, sizes = Fields(plain), network.looks, len(network.patch_px)
     try:
-        if not isinstance(classes, list) or not isinstance(notes, dict) or not all(isinstance(p, dict) for p in curve):
-            raise ValueError
-        thresholds, temperatures = plain.get("thresholds"), plain.get("temperatures")
+        temperatures = fields.value("temperatures", None)
+        thresholds = fields.value("thresholds", None)
         return {
-            "classes": tuple(str(name) for name in classes),
-            "thresholds": None if thresholds is None else frozen(thresholds),
-            "curve": list(curve),
-            "notes": notes,
-            "score": str(plain.get("score", "confidence")),
-            "temperatures": None if temperatures is None else tuple(float(t) for t in temperatures),
-            "latencies": [Latency.from_plain(latency) for latency in plain.get("latencies", [])],
+            "costs": Costs.from_plain(fields.value("costs")),
+            "classes": tuple(fields.listed("classes", MOST_CLASSES, _class_name)),
+            "thresholds": None
+            if thresholds is None
+            else frozen(read_thresholds(thresholds, "thresholds", looks, sizes)),
+            "curve": read_curve(fields.value("curve", []), "curve", looks, sizes),
+            "notes": fields.table("notes").plain if "notes" in plain else {},
+            "score": fields.text("score", 100, "confidence"),
+            "temperatures": None
+            if temperatures is None
+            else tuple(list_of(temperatures, "temperatures", looks, _temperature)),
+            "latencies": fields.listed("latencies", MOST_LATENCIES, Latency.from_plain, []),
         }
-    except (TypeError, ValueError, BadSetting):
-        raise BadBundle(
-            f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be."
-        ) from None
+    except BadSetting as error:
+        raise BadBundle(f"{file} is damaged: {error}") from None
+
+
+def _class_name(value: Any, name: str) -> str:
+    return text_of(value, name, LONGEST_CLASS_NAME)
+
+
+def _temperature(value: Any, name: str) -> float:
+    return number_of(value, name, 1e-6, 1e6)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -46,15 +62,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
     file = folder / SETTINGS_FILE
     if not folder.is_dir():
         raise BadBundle(f"there is no bundle at {folder}. Name a folder written by training or by `gf import`.")
-    if not file.is_file():
-        raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.")
-    if file.stat().st_size > MAX_SETTINGS_BYTES:
-        raise BadBundle(f"{file} is too large to be the settings of a bundle.")
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadBundle(f"{file} is damaged: {error}. Copy or export the bundle again.") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
+        plain = read_json(file, MAX_SETTINGS_BYTES)
+    except FileNotFoundError:
+        raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.") from None
+    except OSError as error:
+        raise BadBundle(f"{file} cannot be the settings of a bundle: {error.strerror or error}.") from None
+    except BadSetting as error:
+        raise BadBundle(f"{file} is damaged: {error} Copy or export the bundle again.") from None
+    if not isinstance(plain, dict) or type(plain.get("format")) is not int or plain["format"] < 1:
         raise BadBundle(f"{file} is not the settings of a bundle.")
     if plain["format"] > FORMAT:
         raise BadBundle(
@@ -63,15 +79,31 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return plain
 
 
+def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
+    """The network that the settings file describes; refused before it is built where it does not fit into memory."""
+    try:
+        settings = from_plain(NetworkSettings, plain.get("network"), "network")
+        needed = 2 * 4 * count_parameters(settings)  # once as it is built, once as it is read
+    except BadSetting as error:
+        raise BadBundle(f"{file} does not describe a network: {error}") from None
+    if needed > (free := available_bytes()):
+        raise BadBundle(
+            f"the network of {file} needs {needed / 1e9:,.1f} GB to be loaded, but {free / 1e9:,.1f} GB are free. "
+            "Use a machine with more memory; or the file is damaged."
+        )
+    return settings
+
+
 def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Tensor]:
     """The weights of the bundle in a folder; of an encoder that is shared they are there once."""
     file = folder / WEIGHTS_FILE
     try:
-        tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
+        tensors = read_safetensors(file)
     except FileNotFoundError:
         raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise BadBundle(f"{file} is damaged ({error}). Copy or export the bundle again.") from None
+    except Exception as error:  # damaged bytes make the reader fail in many ways
+        reason = getattr(error, "strerror", None) or one_line(str(error), 200) or type(error).__name__
+        raise BadBundle(f"{file} is damaged ({reason}). Copy or export the bundle again.") from None
     if shared_encoder:
         shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
         tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}

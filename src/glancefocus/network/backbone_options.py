@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.ranges import Range, checked_number, shown
 
 MOST_BLOCKS = 512
 """Of a backbone, over all of its stages."""
@@ -146,15 +147,7 @@ def _check(name: str, value: Any) -> None:
         wanted, fits = "a word of timm's", isinstance(value, str) and _WORD.fullmatch(value) is not None
     else:
         kind, least, most = _NUMBERS[name]
-        wanted = f"a {'whole ' if kind is int else ''}number from {least:g} to {most:g}"
-        numeric = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-        fits = numeric and least <= value <= most
+        checked_number(kind, Range(least, most), value, f"backbone_options.{name}")
+        return
     if not fits:
-        raise BadSetting(f"backbone_options.{name} must be {wanted}, but got {_shown(value)}.")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (str, int, float)) or value is None:
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    return f"a {type(value).__name__}"
+        raise BadSetting(f"backbone_options.{name} must be {wanted}, but got {shown(value)}.")

@@ -39,6 +39,9 @@ class PlainReader(pickle._Unpickler):
     Not the one written in C: that one reserves memory for any number that a pickle calls an entry of its memory by.
     """
 
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, stream: Any, storage: Storage) -> None:
         super().__init__(stream, encoding="utf-8", errors="strict")
         self._storage = storage
@@ -114,13 +117,14 @@ _OPERATIONS = (
     ),
     *("APPEND", "APPENDS", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
 )
-PlainReader.dispatch = {  # type: ignore[attr-defined]
+_DISPATCH: dict[int, Callable[[Any], None]] = {
     **{getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _OPERATIONS},
     pickle.SETITEM[0]: PlainReader.load_setitem,
     pickle.SETITEMS[0]: PlainReader.load_setitems,
     pickle.ADDITEMS[0]: PlainReader.load_additems,
     pickle.BUILD[0]: PlainReader.load_build,
 }
+PlainReader.dispatch = _DISPATCH
 _MOST_DIMENSIONS = 16
 _KEYS = (str, int, float, bool, bytes, type(None))
 
@@ -220,7 +224,8 @@ def _fill_array(
         raise ForeignContent("an array of numpy that is not made of numbers")
     if math.prod(shape) * kind.itemsize != len(content):
         raise DamagedFile("an array of numpy has more places than values")
-    array.__setstate__((1, shape, kind, bool(columns_first), content))
+    state: Any = (1, shape, kind, bool(columns_first), content)
+    array.__setstate__(state)
 
 
 _NUMBERS = {

@@ -105,7 +105,8 @@ def _read_old(stream: BinaryIO) -> Any:
 
 def _filled(target: Tensor, source: Any) -> Tensor:
     """The tensor of bytes with what is read from the source, block by block."""
-    room = memoryview(target.numpy()) if target.numel() else memoryview(bytearray())
+    content: Any = target.numpy()
+    room = memoryview(content) if target.numel() else memoryview(b"")
     done = 0
     while done < len(room):
         block = source.read(min(_BLOCK_BYTES, len(room) - done))
