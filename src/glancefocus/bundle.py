@@ -232,7 +232,15 @@ class Bundle:
         """The same for batches of images that are viewed and normalised already."""
         scenes = (as_scene([image.to(self.device) for image in batch]) if batch else None for batch in batches)
         outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
-        return (replace(outcome, classes=self.classes, costs=self.costs) for outcome in without_gradients(outcomes))
+        return (self._answered(outcome) for outcome in without_gradients(outcomes))
+
+    def _answered(self, outcome: Outcome) -> Outcome:
+        """An outcome that knows its classes and costs; answers that are not numbers are refused."""
+        if not bool(outcome.logits.isfinite().all()):
+            raise BadBundle(
+                "the network's answers are NaN or infinite: its weights are too large, or broken. Train or import it again."
+            )
+        return replace(outcome, classes=self.classes, costs=self.costs)
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
         """The normalised image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W)."""
@@ -285,7 +293,7 @@ class Bundle:
                 )
             with torch.inference_mode():
                 parts.append(look_until_sure(self.looking, scene, rule))
-        return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
+        return self._answered(Outcome.join(parts))
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
