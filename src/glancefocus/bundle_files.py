@@ -111,7 +111,10 @@ def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Ten
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
-    """Write weights and texts ({file: content}) in place of the folder, all at once."""
+    """Write weights and texts ({file: content}) in place of the folder, all at once; weights with NaN in them are refused."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise BadBundle(f"the tensor {name} of the network holds NaN or infinity; the bundle was not written.")
     with replace_folder(folder) as aside:
         for name, text in texts.items():
             write_text(aside / name, text)

@@ -11,7 +11,7 @@ reads a file says which one it was.
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from glancefocus.ranges import Range, checked_number, shown
 
 MOST_VALUES, DEEPEST = 4_000_000, 32
 """Of a JSON file: lists, tables and what is in them; how deep these may lie in one another."""
+LONGEST_CLASS_NAME = 1000
 _LONGEST_NUMBER = 40
 _REQUIRED: Any = object()
 
@@ -173,17 +174,3 @@ def list_of(value: Any, name: str, most: int, each: Callable[[Any, str], Value])
     if len(value) > most:
         raise BadSetting(f"{name} has {len(value):,} values. At most {most:,} can be meant.")
     return [each(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
-
-
-LONGEST_CLASS_NAME = 1000
-
-
-def check_class_names(names: Iterable[str], source: str) -> None:
-    """Refuse class names that could not be written to a bundle: not UTF-8 on disk, empty, or without end."""
-    for name in names:
-        try:
-            text_of(name, f"the class name {shown(name)}", LONGEST_CLASS_NAME)
-        except BadSetting as error:
-            raise BadSetting(f"{source}: {error} Rename the class.") from None
-        if not name.strip():
-            raise BadSetting(f"{source} has a class without a name. Name it.")

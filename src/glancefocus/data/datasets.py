@@ -15,6 +15,7 @@ from glancefocus.data.held_pictures import held_bytes, hold
 from glancefocus.data.media import Medium, Pictures, medium_of
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
+from glancefocus.data.writable_names import check_class_names
 from glancefocus.errors import BadData, BadImage, UnknownName
 from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
 from glancefocus.settings import ViewSettings, check_fields
@@ -137,8 +138,11 @@ def _read_rows(path: Path, val_share: float, seed: int, medium: Medium) -> tuple
     if not path.exists():
         raise UnknownName("data set", str(path), WORLDS, "Name a folder, a CSV file or a built-in world.")
     if path.is_file():
-        return read_csv(path, val_share, seed)
-    return medium.published(path) or read_folder(path, val_share, seed, medium)
+        rows, classes = read_csv(path, val_share, seed)
+    else:
+        rows, classes = medium.published(path) or read_folder(path, val_share, seed, medium)
+    check_class_names(classes, str(path))
+    return rows, classes
 
 
 def read_folder(

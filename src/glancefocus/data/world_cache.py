@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.files import cache_folder, lock, open_file, read_file, remove_unfinished, replace_folder, write_text
+from glancefocus.files import cache_folder, lock, open_file, remove_unfinished, replace_folder, write_text
+from glancefocus.typed import read_json
 
 ABOUT_FILE = "about.json"
 _CHECKED_BLOCKS, _BLOCK_BYTES = 1024, 1 << 20
@@ -117,7 +118,7 @@ def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) 
 def _open(folder: Path, shapes: Shapes) -> dict[str, Tensor] | None:
     """The split in this folder, or None if it is not there or damaged."""
     try:
-        checksums = json.loads(read_file(folder / ABOUT_FILE, _MOST_ABOUT_BYTES))["checksums"]
+        checksums = read_json(folder / ABOUT_FILE, _MOST_ABOUT_BYTES)["checksums"]
         tensors = {}
         for name, (shape, kind) in shapes.items():
             path = folder / f"{name}.npy"
@@ -126,7 +127,7 @@ def _open(folder: Path, shapes: Shapes) -> dict[str, Tensor] | None:
             if array.shape != shape or array.dtype.str != kind or checksums[name] != _checksum(path):
                 return None
             tensors[name] = torch.from_numpy(array)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError):
+    except (OSError, BadSetting, ValueError, KeyError, TypeError, EOFError):
         return None
     return tensors
 

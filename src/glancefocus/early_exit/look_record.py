@@ -5,6 +5,7 @@ of images. It is written aside and renamed, so it is whole or not there. It know
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glancefocus.costs import MOST_LOOKS, MOST_SIZES
 from glancefocus.early_exit.look_table import LookTable, level_sizes
 from glancefocus.early_exit.score import SCORES
-from glancefocus.errors import BadData, UnknownName
+from glancefocus.errors import BadData, BadSetting, UnknownName
+from glancefocus.escaping import one_line
+from glancefocus.files import open_file
+from glancefocus.typed import Fields, read_json, whole_of
 
 FORMAT = 1
 ABOUT_FILE = "about.json"
+MOST_COLUMNS = 100_000
+_MOST_ABOUT_BYTES = 1 << 20
 STORED_SCORES = ("confidence", "entropy", "value")
 
 
@@ -78,6 +85,8 @@ class LookRecord:
             scores = np.random.default_rng(seed).random(self.confidence.shape, dtype=np.float32)
         else:
             scores = np.asarray(getattr(self, score), dtype=np.float32)
+            if not bool(np.isfinite(scores).all()):
+                raise BadData(f"the look record's {score} has values that are not numbers. Remove the record.")
         return LookTable(
             np.asfortranarray(scores),
             np.asfortranarray(self.answer == self.label[:, None]),
@@ -102,17 +111,54 @@ class LookRecord:
     def load(folder: Path) -> "LookRecord":
         """Open a record; nothing is read before it is needed."""
         try:
-            plain = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
-            if plain.pop("format") != FORMAT:
-                raise ValueError("another format")
-            about = RecordAbout(**{**plain, "patch_px": tuple(int(px) for px in plain["patch_px"])})
-            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _layout(about)}
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadData(f"{folder} is not a look record, or it is damaged ({error}). Remove it.") from None
+            about = _read_about(folder / ABOUT_FILE)
+            arrays = {name: _mapped(folder / f"{name}.npy") for name in _layout(about)}
+        except BadSetting as error:
+            raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            TypeError,
+            KeyError,
+            SyntaxError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            reason = getattr(error, "strerror", None) or one_line(str(error), 200)
+            raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():
             if arrays[name].shape != shape or arrays[name].dtype != kind:
                 raise BadData(f"{folder / name}.npy does not fit the record's other files. Remove the folder.")
         return LookRecord(about, **arrays)
+
+
+def _read_about(file: Path) -> RecordAbout:
+    """What the record is of; a field that cannot be meant is refused by its name."""
+    fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
+    if fields.whole("format", 0, 10**6) != FORMAT:
+        raise BadSetting("it has another format.")
+    about = RecordAbout(
+        network=fields.text("network", 200),
+        data=fields.text("data", 200),
+        source=fields.text("source", 10_000),
+        split=fields.text("split", 200),
+        images=fields.whole("images", 1, 10**9),
+        looks=fields.whole("looks", 1, MOST_LOOKS),
+        patch_px=tuple(fields.listed("patch_px", MOST_SIZES, lambda value, name: whole_of(value, name, 1, 10**6))),
+    )
+    sizes = len(about.patch_px)
+    if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
+        raise BadSetting(
+            f"about.patch_px and about.looks make more than {MOST_COLUMNS:,} sequences of patches, or none."
+        )
+    return about
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    open_file(file).close()  # refuses pipes and devices, which numpy would wait for
+    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def _layout(about: RecordAbout) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import DataSettings
 from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
+from glancefocus.data.noted_settings import noted_settings
 from glancefocus.data.splits import Split
 from glancefocus.early_exit.look_record import ABOUT_FILE, LookRecord
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
 from glancefocus.evaluation.recording import record_looks
-from glancefocus.settings import from_plain
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,8 +45,7 @@ class Records:
     @functools.cached_property
     def splits(self) -> dict[str, Split]:
         """{name: split} of the data, with labels counted as the bundle counts its classes."""
-        network, stored = self.bundle.settings, self.bundle.notes.get("data_settings")
-        drawn = None if stored is None else from_plain(DataSettings, stored)
+        network, drawn = self.bundle.settings, noted_settings(self.bundle.notes)
         settings = world_settings(self.source, drawn, network.view, network.frames)
         settings = replace(settings, max_bad_files=self.max_bad_files)
         return open_labelled(

@@ -11,6 +11,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.export.formats import Format
 from glancefocus.files import write_text
 from glancefocus.settings import to_plain
+from glancefocus.typed import read_json
 
 MANIFEST_FILE = "glancefocus.json"
 FORMAT = 1
@@ -70,7 +71,7 @@ def write_manifest(about: dict[str, Any], folder: Path) -> dict[str, Any]:
 def is_export(folder: Path) -> bool:
     """Whether an export was written there before."""
     try:
-        about = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        about = read_json(folder / MANIFEST_FILE, 64 << 20)
+    except (OSError, BadSetting):
         return False
     return isinstance(about, dict) and {"format", "runtime", "graphs"} <= about.keys()

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from glancefocus.early_exit.rule import every_look
-from glancefocus.files import cache_folder, read_file, write_text
+from glancefocus.errors import BadSetting
+from glancefocus.files import cache_folder, write_text
 from glancefocus.latency import device_name
 from glancefocus.look import Aim, Look
 from glancefocus.runtimes.graphs import Cache
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.typed import read_json
 
 CHOICES_FILE = "runtimes.json"
 _MOST_BYTES = 1 << 20
@@ -106,8 +108,8 @@ def remember(key: str, runtime: str, ms: Mapping[str, float], cache: Cache) -> N
 def _choices(cache: Cache) -> dict[str, Any]:
     file = _file(cache)
     try:
-        choices = json.loads(read_file(file, _MOST_BYTES)) if file is not None else {}
-    except (OSError, ValueError, RecursionError):
+        choices = read_json(file, _MOST_BYTES) if file is not None else {}
+    except (OSError, BadSetting):
         return {}
     return choices if isinstance(choices, dict) else {}
 
