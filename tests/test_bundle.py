@@ -59,6 +59,7 @@ def test_a_loaded_bundle_answers_as_the_saved_one(variant: str, small_bundle: Ma
     thresholds: tuple[Any, ...] = (0.9, 0.8, 0.0)
     if variant == "several patch sizes":
         thresholds = ((0.5, 0.9), (0.8, 0.4), (0.0, 0.0))
+        curve = [{**curve[0], "thresholds": [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]}]
     bundle = small_bundle(**VARIANTS[variant], thresholds=thresholds, curve=curve, notes={"accuracy": 0.5})
     loaded = Bundle.load(bundle.save(tmp_path / "deep" / "bundle"))
     images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
