@@ -25,9 +25,10 @@ import glancefocus as gf
 from glancefocus.cli import main
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
+from glancefocus.training.backbones import load_backbone
 from glancefocus.training.initialise import glance_side
 from glancefocus.training.journal import Journal
-from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run import train
 from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
 
@@ -129,7 +130,15 @@ def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) ->
     assert epochs == [*once, ("aim", 1), ("aim", 2), ("finetune", 1)]
     assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 2, 2, 2, 2]
     assert all(math.isfinite(row["loss"]) for row in rows)
-    assert all({"reward", "hit_rate", "collapsed"} <= row.keys() for row in rows if row["stage"] == "aim")
+    assert all({"reward", "hit_rate", "aim_deviation"} <= row.keys() for row in rows if row["stage"] == "aim")
+    assert [row["epoch"] for row in rows if "aims" in row] == [2]  # once, after the last epoch of the stage
+    aims = rows[4]["aims"]
+    assert aims["images"] == 10
+    kept = max(row["val_accuracy"] for row in rows if row["stage"] == "aim")
+    assert aims["accuracy_learnt"] == pytest.approx(kept, abs=1e-6)
+    assert (
+        aims["accuracy_learnt"][0] == aims["accuracy_random"][0] == aims["accuracy_centre"][0]
+    )  # a glance is not aimed
     bundle = gf.load(whole_run / "bundle")
     assert bundle.classes == ("none", "30", "50", "80", "100")
     assert bundle.thresholds is not None

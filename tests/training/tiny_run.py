@@ -37,6 +37,7 @@ def tiny_settings(**changes: Any) -> TrainSettings:
         },
         "batch_size": 8,
         "checkpoint_minutes": 0,
+        "rivals": "none",
         **{stage: {"epochs": epochs} for stage, epochs in EPOCHS.items()},
     }
     for name, value in changes.items():

@@ -16,9 +16,10 @@ from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
+from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_aside
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import Interrupted, load_backbone, train
+from glancefocus.training.run import Interrupted, train
 from glancefocus.training.settings import TrainSettings
 
 
@@ -34,7 +35,7 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
         raise
     comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
     seconds = time.monotonic() - started
-    result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
+    result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)}, allow_nan=False)
     write_aside(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import notice, say
+from glancefocus.commands.printing import notice, print_verdict, say
 from glancefocus.errors import BadSetting
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.run import Interrupted, threads_per_process, train
@@ -29,8 +29,13 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
+        fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
         print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
+    if "aims" in bundle.notes:
+        say(bundle.notes["aims"]["sentence"])
+    if "verdict" in bundle.notes:
+        print_verdict(bundle.notes["verdict"])
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"

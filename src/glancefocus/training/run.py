@@ -4,6 +4,7 @@ Nothing random is carried from step to step: order, augmentation, aims and explo
 number. So a checkpoint needs no state of generators, and a resumed run repeats what a run never killed would have done.
 """
 
+import functools
 import os
 import signal
 import time
@@ -13,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from accelerate import Accelerator
 
@@ -21,10 +21,12 @@ from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import open_data
 from glancefocus.data.splits import mix, scene_batches, shuffled
 from glancefocus.errors import BadRun, BadSetting
+from glancefocus.evaluation.rivals import size_in
 from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.settings import to_plain
-from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint, write_aside
+from glancefocus.training.backbones import save_weights, tune_rivals
+from glancefocus.training.checkpoint import load_checkpoint, save_checkpoint
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
@@ -35,6 +37,7 @@ from glancefocus.training.run_folder import (
     CHECKPOINT_FILE,
     differences,
     prepare_folder,
+    settings_of,
 )
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, Stage, Workshop
@@ -74,8 +77,10 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
             raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
         net.to(accelerator.device)
         _Training(Workshop(net, data, settings, accelerator, _tell(journal)), folder, journal).run()
+        if settings.rivals == "tuned":
+            tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
         if main:
-            bundle = finish_bundle(net, data, settings, folder)
+            bundle = finish_bundle(net, data, settings, folder, _tell(journal))
             bundle.save(folder / BUNDLE_FOLDER)
         accelerator.wait_for_everyone()
         return bundle if main else Bundle.load(folder / BUNDLE_FOLDER)
@@ -83,9 +88,26 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
         journal.close()
 
 
+def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
+    """Tune the backbone of a finished run at smaller sizes, see tune_rivals."""
+    settings = settings_of(folder)
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=settings.precision)
+    data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
+    tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
+
+
+def _go_through(workshop: Workshop, folder: Path, plan: list[str], *, quiet: bool) -> None:
+    """These stages, with a checkpoint and a journal in this folder; what was stopped there goes on."""
+    journal = Journal(folder, writes=workshop.accelerator.is_main_process, quiet=quiet)
+    try:
+        _Training(replace(workshop, tell=_tell(journal)), folder, journal, plan).run()
+    finally:
+        journal.close()
+
+
 def build_stage(name: str, workshop: Workshop) -> Stage:
     """The stage of this name, ready to run."""
-    if name in ("small", "backbone", "small_glance", "glance"):
+    if name in ("small", "backbone", "small_glance", "glance") or size_in(name) is not None:
         return InitialiseStage(name, workshop)
     stages: dict[str, Any] = {
         "recognise": RecogniseStage,
@@ -101,11 +123,12 @@ def build_stage(name: str, workshop: Workshop) -> Stage:
 class _Training:
     """The run of one process: which step it is at, when it last saved."""
 
-    def __init__(self, workshop: Workshop, folder: Path, journal: Journal) -> None:
+    def __init__(self, workshop: Workshop, folder: Path, journal: Journal, plan: list[str] | None = None) -> None:
+        """plan: the stages; None: those of the settings."""
         self.workshop = workshop
         self.folder = folder
         self.journal = journal
-        self.plan = workshop.settings.plan()
+        self.plan = workshop.settings.plan() if plan is None else plan
         self.saved_at = time.monotonic()
         self.best_accuracy = -1.0
         self.stop = False
@@ -203,12 +226,10 @@ class _Training:
             **stage.validate(data.val),
             "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
         }
-        if row.get("collapsed") and epoch + 1 == stage.epochs:
-            self.journal.say(
-                "the policy has collapsed: it aims at the same place in every image. "
-                f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
-                "or more epochs of the stages before it."
-            )
+        if isinstance(stage, AimStage) and epoch + 1 == stage.epochs:
+            checked = stage.check_aims()
+            row["aims"] = checked.to_plain()
+            self.journal.say(checked.sentence)
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
@@ -256,10 +277,7 @@ class _Training:
 
     def _keep(self, file: str, module: torch.nn.Module) -> None:
         if self.workshop.accelerator.is_main_process:
-            content = safetensors.torch.save(
-                {n: t.detach().cpu().contiguous().clone() for n, t in module.state_dict().items()}
-            )
-            write_aside(self.folder / file, lambda stream: stream.write(content))
+            save_weights(self.folder / file, module)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -279,16 +297,6 @@ class _Training:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
-    """The run's plain backbone, as the focus encoder of a network that is otherwise fresh; None where none was trained."""
-    file = folder / BACKBONE_FILE
-    if not file.exists():
-        return None
-    net = build(settings.network)
-    net.focus_encoder.backbone.load_state_dict(safetensors.torch.load_file(file))
-    return net
 
 
 def _new_network(settings: TrainSettings) -> GlanceFocus:

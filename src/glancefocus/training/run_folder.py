@@ -28,7 +28,7 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
         # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
         # How a stage goes that the run did not have so far is not decided yet.
         used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # it aims as stage II does
-        free = {"stages", "rounds", *STAGES} - used
+        free = {"stages", "rounds", "rivals", *STAGES} - used
         kept, asked = ({k: v for k, v in t.items() if k not in free} for t in (found, wanted))
         different = list(differences(kept, asked))
         if different and (folder / CHECKPOINT_FILE).exists():
@@ -45,6 +45,17 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
     if any(folder.iterdir()):
         raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
     write_aside(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
+
+
+def settings_of(folder: Path) -> TrainSettings:
+    """The settings of the run in a folder."""
+    file = folder / SETTINGS_FILE
+    try:
+        return from_plain(TrainSettings, json.loads(file.read_text()))
+    except OSError as error:
+        raise BadRun(f"{folder} holds no run: {file.name} cannot be read ({error.strerror or error}).") from None
+    except (ValueError, BadSetting):
+        raise BadRun(f"{file} is damaged.") from None
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from glancefocus.adaptive import LookingNetwork
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
+from glancefocus.evaluation.aims import AimsCheck, check_aims
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.policy import LearntPolicy, RandomSizes
@@ -38,9 +39,6 @@ from glancefocus.training.ppo import (
 from glancefocus.training.rewards import contrastive_reward, cross_entropy_reward, increment_reward
 from glancefocus.training.settings import AimSettings, PolicyTraining
 from glancefocus.training.stage import Moment, Workshop, train_only
-
-# Aims whose deviation over the images is below this on both axes are all alike: the policy looks at one place for every image.
-COLLAPSED_DEVIATION = 0.02
 
 
 class PolicyStep(nn.Module):
@@ -237,11 +235,19 @@ class AimStage:
         numbers: dict[str, Any] = {
             "val_accuracy": accuracy,
             "aim_deviation": [float(d) for d in deviation],
-            "collapsed": bool((deviation < COLLAPSED_DEVIATION).all()) and len(split) > 1,
         }
         if split.boxes is not None:
             numbers["hit_rate"] = evaluation.hit_rate_per_focus(split.boxes)
         return numbers
+
+    def check_aims(self) -> AimsCheck:
+        """The policy that the stage will keep, against aims that learn nothing."""
+        policy = self.workshop.net.policy
+        last = {name: t.detach().clone() for name, t in policy.state_dict().items()}
+        policy.load_state_dict(self.best_policy or last)
+        checked = check_aims(self.workshop.net, self.data.val, workers=self.workshop.workers)
+        policy.load_state_dict(last)
+        return checked
 
     def finish(self) -> None:
         self.glances.forget()
