@@ -9,6 +9,7 @@ from glancefocus.commands.printing import output, print_verdict, progress_bars, 
 from glancefocus.early_exit.budget import check_table
 from glancefocus.early_exit.look_record import LookRecord
 from glancefocus.errors import BadData
+from glancefocus.evaluation.aims import noted_aims
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
@@ -53,7 +54,7 @@ def evaluate_bundle(
     check_table(look_table(bundle, record))
     findings = replace(
         assess(bundle, record, choosing),
-        aims=bundle.notes.get("aims"),
+        aims=noted_aims(bundle.notes),
         verdict=None
         if rivals == "none"
         else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
