@@ -87,7 +87,7 @@ def changed(draw: st.DrawFn, plain: Any) -> Any:
         for step in way:
             holder = holder[step]
         what = draw(st.sampled_from(("odd", "odd", "odd", "scaled", "missing", "extra", "nested", "renamed")))
-        _change(holder, last, what, draw(st.sampled_from(ODD)))
+        _change(holder, last, what, copy.deepcopy(draw(st.sampled_from(ODD))))
     return made
 
 
@@ -247,21 +247,30 @@ def test_any_field_and_tensor_of_a_released_checkpoint(
         name = data.draw(st.sampled_from(sorted(plain[part])))
         made[part] = {**plain[part], name: data.draw(st.sampled_from(ODD_TENSORS))(plain[part][name])}
     if data.draw(st.integers(0, 9)) == 0:
-        made[data.draw(st.sampled_from(sorted(made)))] = data.draw(st.sampled_from(ODD))
+        made[data.draw(st.sampled_from(sorted(plain)))] = data.draw(st.sampled_from(ODD))
+    new_format, damage = data.draw(st.booleans()), data.draw(DAMAGE)
+    looks = data.draw(st.sampled_from((None, None, 2, 0, 10**9)))
     file = tmp_path_factory.getbasetemp() / "fuzzed.pth.tar"
-    torch.save(made, file, _use_new_zipfile_serialization=data.draw(st.booleans()))
-    if data.draw(st.integers(0, 4)) == 0:
-        _damage(file, data)
+    torch.save(made, file, _use_new_zipfile_serialization=new_format)
+    _damage(file, damage)
     with bounded(), suppress(GlancefocusError):
-        bundle = gf.load(file, device="cpu", looks=data.draw(st.sampled_from((None, None, 2, 0, 10**9))))
+        bundle = gf.load(file, device="cpu", looks=looks)
         use(bundle, bundle.save(tmp_path_factory.getbasetemp() / "imported"))
 
 
-def _damage(file: Path, data: st.DataObject) -> None:
+DAMAGE = (
+    st.none()
+    | st.none()
+    | st.tuples(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 255))), st.floats(0.01, 2))
+)
+"""Which bytes are changed to what; which share of the file is left."""
+
+
+def _damage(file: Path, damage: tuple[list[tuple[int, int]], float] | None) -> None:
     content = bytearray(file.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        content[data.draw(st.integers(0, min(len(content), 20_000) - 1))] = data.draw(st.integers(0, 255))
-    file.write_bytes(content[: data.draw(st.integers(1, len(content)))] if data.draw(st.booleans()) else content)
+    for place, value in damage[0] if damage is not None else ():
+        content[place % len(content)] = value
+    file.write_bytes(content[: max(1, int(len(content) * (1.0 if damage is None else damage[1])))])
 
 
 @tries(50)
@@ -283,8 +292,7 @@ def test_any_weights_file_of_a_bundle(data: st.DataObject, bundle_folder: Path, 
         ):
             tensors[name] = made.contiguous()
     safetensors.torch.save_file(tensors, file)
-    if data.draw(st.booleans()):
-        _damage(file, data)
+    _damage(file, data.draw(DAMAGE))
     try:
         with bounded(), suppress(GlancefocusError):
             use(gf.load(bundle_folder, device="cpu"), bundle_folder)
@@ -337,8 +345,7 @@ def test_any_look_record(data: st.DataObject, record_folder: Path, tmp_path_fact
     if data.draw(st.booleans()):
         name = data.draw(st.sampled_from(("confidence", "entropy", "value", "answer", "label")))
         np.save(folder / f"{name}.npy", data.draw(st.sampled_from(ARRAYS))())
-        if data.draw(st.booleans()):
-            _damage(folder / f"{name}.npy", data)
+        _damage(folder / f"{name}.npy", data.draw(DAMAGE))
     with bounded(), suppress(GlancefocusError):
         record = LookRecord.load(folder)
         for score in ("confidence", "entropy", "value", "random"):

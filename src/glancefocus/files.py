@@ -95,7 +95,7 @@ def remove_unfinished(folder: Path, name: str) -> None:
         _remove(aside)
 
 
-def open_file(file: Path) -> BinaryIO:
+def open_file(file: str | Path) -> BinaryIO:
     """A regular file, or a link to one, opened for reading; a pipe, a device or a folder is never waited for or read from.
 
     Raises OSError, whose strerror says what the file is instead.
@@ -135,7 +135,7 @@ def _too_large(most_bytes: int) -> str:
     return f"it has more than {most_bytes:,} bytes"
 
 
-def _refuse_other_kinds(mode: int, file: Path) -> None:
+def _refuse_other_kinds(mode: int, file: str | Path) -> None:
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):

@@ -11,11 +11,11 @@ reads a file says which one it was.
 import json
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from glancefocus.errors import BadSetting
+from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import read_file
 from glancefocus.ranges import Range, checked_number, shown
@@ -123,6 +123,12 @@ class Fields:
         if default is _REQUIRED:
             raise BadSetting(f"{self.name(field)} is missing.")
         return default
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Refuse fields of other names."""
+        for field in self.plain:
+            if field not in known:
+                raise UnknownName(f"field in {self.where}" if self.where else "field", field, known)
 
     def whole(self, field: str, least: int, most: int, default: Any = _REQUIRED) -> int:
         return self._read(field, default, lambda value, name: whole_of(value, name, least, most))

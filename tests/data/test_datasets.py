@@ -1,5 +1,6 @@
 """Data out of folders, CSV files and the built-in world; and every way in which it can be wrong."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -223,3 +224,17 @@ def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(
     small = open_small(settings, view, 96, (5, 5), None, 1).train
     assert isinstance(small, MemorySplit)
     assert small.shift_px == 6
+
+
+def test_class_names_that_no_bundle_can_hold_are_refused_when_data_is_opened(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"tea"):
+        folder = os.fsencode(tmp_path / "photos") + b"/" + name
+        os.makedirs(folder)
+        Image.new("RGB", (40, 40)).save(os.fsdecode(folder + b"/a.png"))
+        Image.new("RGB", (40, 40)).save(os.fsdecode(folder + b"/b.png"))
+    with pytest.raises(BadData, match=r"a class name is not Unicode text \('caf\\udce9'\)\. Rename the class"):
+        open_data(DataSettings(source=str(tmp_path / "photos")), ViewSettings())
+    for label, sentence in (("", "has a class without a name"), ("x" * 1001, "At most 1,000 can be meant")):
+        (tmp_path / "list.csv").write_text(f"a.png,cat\nb.png,{label}\nc.png,cat\nd.png,{label}\n")
+        with pytest.raises(BadData, match=sentence):
+            open_data(DataSettings(source=str(tmp_path / "list.csv")), ViewSettings())

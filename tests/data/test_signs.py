@@ -293,7 +293,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str):
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
     make_signs("train", 5, SMALL, 0, cache=tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    left = folder.rename(folder.with_suffix(".partial"))
+    left = folder.rename(folder.with_name(f".{folder.name}.0123456789abcdef.aside"))
     (left / "images.npy").write_bytes(b"half")
     assert same(make_signs("train", 5, SMALL, 0, cache=tmp_path), make_signs("train", 5, SMALL, 0, cache=None))
     assert not left.exists()

@@ -162,7 +162,7 @@ def _opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
-        with open_file(Path(source)) as file:
+        with open_file(source) as file:
             yield file
     else:
         yield io.BytesIO(read_stream(source, MAX_BYTES))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.ranges import shown
 from glancefocus.typed import LONGEST_CLASS_NAME, text_of
 
 
@@ -13,6 +12,6 @@ def check_class_names(names: Iterable[str], source: str) -> None:
         if not name.strip():
             raise BadData(f"{source} has a class without a name. Give it one.")
         try:
-            text_of(name, f"the class name {shown(name)}", LONGEST_CLASS_NAME)
+            text_of(name, "a class name", LONGEST_CLASS_NAME)
         except BadSetting as error:
             raise BadData(f"{source}: {error} Rename the class.") from None

@@ -116,15 +116,8 @@ class LookRecord:
         except BadSetting as error:
             raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
         except (
-            OSError,
-            EOFError,
-            ValueError,
-            TypeError,
-            KeyError,
-            SyntaxError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+            Exception
+        ) as error:  # damaged bytes make numpy fail in many ways: tokenize.TokenError, UnicodeDecodeError, ...
             reason = getattr(error, "strerror", None) or one_line(str(error), 200)
             raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():
@@ -138,6 +131,7 @@ def _read_about(file: Path) -> RecordAbout:
     fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
     if fields.whole("format", 0, 10**6) != FORMAT:
         raise BadSetting("it has another format.")
+    fields.refuse_others({"format", *RecordAbout.__dataclass_fields__})
     about = RecordAbout(
         network=fields.text("network", 200),
         data=fields.text("data", 200),

@@ -89,7 +89,8 @@ def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[s
             file = light
         files[part.name] = file
         with suppress(OSError):  # a cache that can only be read
-            os.utime(file)  # used now
+            for used in (file, _hash_file(file)):
+                os.utime(used)  # now
     if fresh:
         _forget_the_oldest(folder, keep=set(files.values()))
     return files
