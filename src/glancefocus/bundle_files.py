@@ -1,5 +1,6 @@
 """The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import safetensors.torch
 from torch import Tensor
 
 from glancefocus.costs import Costs
+from glancefocus.data.split_record import FILE as SPLIT_FILE
+from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.early_exit.curve import frozen, read_curve, read_thresholds
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.escaping import one_line
-from glancefocus.files import replace_folder, write_text
+from glancefocus.files import read_file, replace_folder, write_file, write_text
 from glancefocus.latency import Latency
 from glancefocus.memory import available_bytes
 from glancefocus.network.multiply_adds import count_parameters
@@ -110,13 +113,37 @@ def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Ten
     return tensors
 
 
-def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
-    """Write weights and texts ({file: content}) in place of the folder, all at once; weights with NaN in them are refused."""
+def read_split(folder: Path) -> SplitRecord | None:
+    """How the data of the bundle in a folder were split; None where it does not say. What is in it is checked when it is used."""
+    file = folder / SPLIT_FILE
+    if not os.path.lexists(file):
+        return None
+    try:
+        return SplitRecord(read_file(file, MAX_PACKED_BYTES), str(file))
+    except OSError as error:
+        raise BadBundle(
+            f"{file}, which says what the network was trained on, cannot be read: {error.strerror or error}. Remove it."
+        ) from None
+
+
+def update_split(folder: Path, split: SplitRecord | None) -> None:
+    """Write the record of the split into a bundle, where it is not there already."""
+    if split is not None and split != read_split(folder):
+        write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
+
+
+def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:
+    """Write weights, texts ({file: content}) and the record of the split in place of the folder, all at once.
+
+    Weights with NaN in them are refused.
+    """
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise BadBundle(f"the tensor {name} of the network holds NaN or infinity; the bundle was not written.")
     with replace_folder(folder) as aside:
         for name, text in texts.items():
             write_text(aside / name, text)
+        if split is not None:
+            write_file(aside / SPLIT_FILE, lambda stream: stream.write(split.packed))
         safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
         shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # which safetensors lets only the user read

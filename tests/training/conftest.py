@@ -1,7 +1,8 @@
-"""What the tests of learning share: a workshop for stages, the toy world of bright squares, settings of a run of seconds."""
+"""What the tests of learning share: a workshop to put stages into, the toy world of bright squares, settings of a tiny run."""
 
 import functools
 import importlib.util
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, 
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
-TINY_RUN = Path(__file__).with_name("tiny_run.py")
 IMAGE_PX, SQUARE_PX, PATCH_PX, GLANCE_PX = 32, 4, 12, 8
 AS_IT_IS = ViewSettings(
     fit="whole", height_px=IMAGE_PX, width_px=IMAGE_PX, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
@@ -107,12 +107,27 @@ def square_world(workshop_of: Callable[..., Workshop]) -> Callable[..., Workshop
 
 
 @pytest.fixture(scope="session")
-def tiny_settings() -> Callable[..., TrainSettings]:
-    """Makes the settings of tiny_run.py, with changes."""
-    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
+def tiny_run() -> types.ModuleType:
+    """tiny_run.py: a run of seconds."""
+    spec = importlib.util.spec_from_file_location("tiny_run", Path(__file__).with_name("tiny_run.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    settings: Callable[..., TrainSettings] = module.tiny_settings
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny_settings(tiny_run: types.ModuleType) -> Callable[..., TrainSettings]:
+    """Makes the settings of tiny_run.py, with changes."""
+    settings: Callable[..., TrainSettings] = tiny_run.tiny_settings
     return settings
+
+
+@pytest.fixture(scope="session")
+def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scenes are drawn once for all runs of a session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.getbasetemp() / "tiny-world"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield

@@ -115,9 +115,7 @@ class LookRecord:
             arrays = {name: _mapped(folder / f"{name}.npy") for name in _layout(about)}
         except BadSetting as error:
             raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
-        except (
-            Exception
-        ) as error:  # damaged bytes make numpy fail in many ways: tokenize.TokenError, UnicodeDecodeError, ...
+        except Exception as error:  # damaged bytes make numpy fail in many ways
             reason = getattr(error, "strerror", None) or one_line(str(error), 200)
             raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():

@@ -97,7 +97,8 @@ def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
     """The splits of a data set, a built-in world as it was drawn for training."""
     settings = bundle.settings
     data = world_settings(source, noted_settings(bundle.notes), settings.view, settings.frames)
-    return open_labelled(data, settings.view, bundle.classes, frames=settings.frames)
+    opened = open_labelled(data, settings.view, bundle.classes, frames=settings.frames, record=bundle.split)
+    return opened.splits
 
 
 def made_up(settings: NetworkSettings, count: int = MADE_UP, seed: int = 0) -> Sample:

@@ -15,7 +15,7 @@ from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.weights import load_exactly, open_safely
-from glancefocus.training.checkpoint import write_aside
+from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.run_folder import BACKBONE_FILE
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
@@ -42,7 +42,7 @@ def save_weights(file: Path, module: torch.nn.Module) -> None:
     """The weights of a module as a safetensors file."""
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     content = safetensors.torch.save(state)
-    write_aside(file, lambda stream: stream.write(content))
+    write_run_file(file, lambda stream: stream.write(content))
 
 
 def tune_rivals(

@@ -19,6 +19,7 @@ from glancefocus.evaluation.rivals import size_in
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
 from glancefocus.scene import as_batch, resized
 from glancefocus.settings import NetworkSettings
+from glancefocus.training.checkpoint import check_tensors
 from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -154,6 +155,7 @@ class InitialiseStage:
 
     def load_state(self, state: dict[str, Any]) -> None:
         if self.shown is not None:
+            check_tensors("stage_state.shown", state["shown"], self.shown.state_dict())
             self.shown.load_state_dict(state["shown"])
 
 
