@@ -144,7 +144,23 @@ def test_a_network_that_does_not_fit_into_memory_is_refused_before_it_is_built(
         folder, network={**network, "classifier_units": 65_536}
     )  # 3 x 65,536 x 65,536 weights in its GRU: 52 GB in float32
     monkeypatch.setattr(bundle_files, "available_bytes", lambda: 16_000_000_000)
-    with pytest.raises(BadBundle, match=r"needs 103\.\d GB to be loaded, but 16\.0 GB are free"):
+    with pytest.raises(BadBundle, match=r"needs at least 103\.\d GB to be loaded and to look, but 16\.0 GB are free"):
+        gf.load(folder)
+
+
+def test_a_glance_that_does_not_fit_into_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = json.loads((folder / "bundle.json").read_text())["network"]
+    view = {**network["view"], "height_px": 16_384, "width_px": 16_384}
+    edit(folder, network={**network, "glance_px": 16_384, "view": view})
+    monkeypatch.setattr(bundle_files, "available_bytes", lambda: 8_000_000_000)
+    with pytest.raises(BadBundle, match=r"GB to be loaded and to look, but 8\.0 GB are free"):
+        gf.load(folder)
+
+
+def test_a_file_of_weights_that_is_far_too_large_is_not_read(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.truncate(10**12)  # a file with a hole, which takes no room on the disk
+    with pytest.raises(BadBundle, match=r"model.safetensors has more than [0-9,]+ bytes: these are not the weights"):
         gf.load(folder)
 
 

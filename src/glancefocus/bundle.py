@@ -374,7 +374,7 @@ class Bundle:
         plain, file = read_settings(folder), folder / SETTINGS_FILE
         settings = read_network(plain, file)
         told = told_beside_the_network(plain, file, settings)
-        tensors = read_weights(folder, shared_encoder=settings.shared_encoder)
+        tensors = read_weights(folder, settings)
         try:
             net = build(settings)
             load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))

@@ -17,8 +17,8 @@ from glancefocus.escaping import one_line
 from glancefocus.files import read_file, replace_folder, write_file, write_text
 from glancefocus.latency import Latency
 from glancefocus.memory import available_bytes
-from glancefocus.network.multiply_adds import count_parameters
-from glancefocus.network.weights import read_safetensors
+from glancefocus.network.memory_use import loading_bytes, weight_bytes
+from glancefocus.network.weights import MOST_HEADER_BYTES, read_safetensors
 from glancefocus.settings import NetworkSettings, from_plain
 from glancefocus.typed import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
 
@@ -26,6 +26,7 @@ FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
 MAX_SETTINGS_BYTES = 64 * 2**20
 MOST_CLASSES, MOST_LATENCIES = 1_000_000, 1000
+_ROOM = 4  # weights may be stored as float64, and beside them there are numbers that are not learnt
 
 
 def told_beside_the_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
@@ -86,28 +87,32 @@ def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
     """The network that the settings file describes; refused before it is built where it does not fit into memory."""
     try:
         settings = from_plain(NetworkSettings, plain.get("network"), "network")
-        needed = 2 * 4 * count_parameters(settings)  # once as it is built, once as it is read
+        needed = loading_bytes(settings)
     except BadSetting as error:
         raise BadBundle(f"{file} does not describe a network: {error}") from None
     if needed > (free := available_bytes()):
         raise BadBundle(
-            f"the network of {file} needs {needed / 1e9:,.1f} GB to be loaded, but {free / 1e9:,.1f} GB are free. "
-            "Use a machine with more memory; or the file is damaged."
+            f"the network of {file} needs at least {needed / 1e9:,.1f} GB to be loaded and to look, "
+            f"but {free / 1e9:,.1f} GB are free. Use a machine with more memory; or the file is damaged."
         )
     return settings
 
 
-def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Tensor]:
+def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
     """The weights of the bundle in a folder; of an encoder that is shared they are there once."""
     file = folder / WEIGHTS_FILE
     try:
+        if file.stat().st_size > (most := _ROOM * weight_bytes(settings) + MOST_HEADER_BYTES):
+            raise BadBundle(f"{file} has more than {most:,} bytes: these are not the weights of this network.")
         tensors = read_safetensors(file)
     except FileNotFoundError:
         raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
+    except BadBundle:
+        raise
     except Exception as error:  # damaged bytes make the reader fail in many ways
         reason = getattr(error, "strerror", None) or one_line(str(error), 200) or type(error).__name__
         raise BadBundle(f"{file} is damaged ({reason}). Copy or export the bundle again.") from None
-    if shared_encoder:
+    if settings.shared_encoder:
         shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
         tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
     return tensors

@@ -1,5 +1,6 @@
 """Weights from files, opened safely and matched to a network by name, or by order where only the names differ."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from glancefocus.errors import BadCheckpoint
 from glancefocus.escaping import one_line
 from glancefocus.files import open_file
+from glancefocus.memory import available_bytes
 from glancefocus.network.plain_pickles import DamagedFile, ForeignContent
 from glancefocus.network.torch_files import read_torch_file
 from glancefocus.network.tsm_weights import without_tsm_names
@@ -25,8 +27,13 @@ def open_safely(path: str | Path) -> Any:
     path = Path(path)
     try:
         with open_file(path) as stream:
-            if not stream.read(1):
+            size, free = os.fstat(stream.fileno()).st_size, available_bytes()
+            if size == 0:
                 raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+            if size > free:
+                raise BadCheckpoint(
+                    f"the checkpoint {path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free."
+                )
         return read_safetensors(path) if path.suffix == ".safetensors" else read_torch_file(path)
     except BadCheckpoint:
         raise
