@@ -235,7 +235,8 @@ def test_class_names_that_no_bundle_can_hold_are_refused_when_data_is_opened(tmp
         Image.new("RGB", (40, 40)).save(os.fsdecode(folder + b"/b.png"))
     with pytest.raises(BadData, match=r"a class name is not Unicode text \('caf\\udce9'\)\. Rename the class"):
         open_data(DataSettings(source=str(tmp_path / "photos")), ViewSettings())
-    for label, sentence in (("", "has a class without a name"), ("x" * 1001, "At most 1,000 can be meant")):
-        (tmp_path / "list.csv").write_text(f"a.png,cat\nb.png,{label}\nc.png,cat\nd.png,{label}\n")
-        with pytest.raises(BadData, match=sentence):
-            open_data(DataSettings(source=str(tmp_path / "list.csv")), ViewSettings())
+    (tmp_path / "list.csv").write_text("".join(f"{n}.png,{label}\n" for n, label in enumerate(("cat", "x" * 1001) * 2)))
+    with pytest.raises(
+        BadData, match="a class name is a text of 1,001 characters. At most 1,000 can be meant. Rename the class"
+    ):
+        open_data(DataSettings(source=str(tmp_path / "list.csv")), ViewSettings())
