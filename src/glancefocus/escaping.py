@@ -9,7 +9,8 @@ import re
 import unicodedata
 
 # Markup anywhere; what begins a heading, a list or a quotation; addresses that are made links by themselves.
-_MARKDOWN = re.compile(r"([\\`*_\[\]|~@$]|^[#+=-]|(?<=^\d)[.)]|(?<=^\d\d)[.)]|:(?=//)|(?<=www)\.)")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~@$]|^[#+=-]|:(?=//)|(?<=www)\.)")
+_NUMBERED = re.compile(r"^([0-9]{1,9})([.)])(?= |$)")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, format, surrogate, private, unassigned, line, paragraph
@@ -31,7 +32,7 @@ def markdown(text: str, most: int | None = None) -> str:
     """The text as Markdown shows it: no heading, list, link, code or HTML begins in it."""
     line = " ".join(one_line(text, most).split())
     line = "".join(_HTML.get(c, c) for c in line)
-    return _MARKDOWN.sub(r"\\\1", line)
+    return _NUMBERED.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", line))
 
 
 def csv_cell(text: str) -> str:
