@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from glancefocus import files
-from glancefocus.files import Locked, cache_folder, fingerprint, lock, remove_unfinished, replace_folder, write_text
+from glancefocus.files import (
+    Locked,
+    cache_folder,
+    fingerprint,
+    folder_aside,
+    lock,
+    open_file,
+    read_file,
+    read_stream,
+    remove_unfinished,
+    replace_folder,
+    write_text,
+)
 
 
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
@@ -143,3 +155,32 @@ def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
 def test_the_cache_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "a" / "cache"))
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for file, what in ((tmp_path / "pipe", "a pipe"), (tmp_path / "link", "a device"), (tmp_path, "a folder")):
+        for read in (lambda f: read_file(f, 10), open_file, fingerprint):
+            with pytest.raises(OSError, match=f"it is {what}"):
+                read(file)
+
+
+def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert read_file(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes"):
+        read_file(tmp_path / "a", 4)
+
+
+def test_a_stream_without_an_end_is_left_after_the_limit() -> None:
+    with open("/dev/zero", "rb") as endless, pytest.raises(OSError, match="it has more than 3,000,000 bytes"):
+        read_stream(endless, 3_000_000)
+
+
+def test_a_folder_aside_is_gone_afterwards(tmp_path: Path) -> None:
+    with folder_aside(tmp_path / "graph.onnx") as aside:
+        (aside / "x").write_text("x")
+        assert aside.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []

@@ -24,6 +24,7 @@ from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.escaping import lines_kept
 
 app = cyclopts.App(
     name="gf",
@@ -250,7 +251,7 @@ def _first_farewell(words: list[str]) -> str:
 
 
 def _mistake(sentence: str) -> int:
-    print(f"gf: {sentence}", file=sys.stderr)
+    print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
     return 2
 
 

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation.aims import aims_check, check_aims, stored_aims
+from glancefocus.errors import BadBundle
+from glancefocus.evaluation.aims import aims_check, check_aims, noted_aims
 from glancefocus.network.glance_focus import GlanceFocus
 
 
@@ -60,7 +61,8 @@ def test_a_network_is_checked_on_a_part_of_the_images_and_its_mode_stays(
 
 
 def test_a_bundles_notes_may_hold_anything() -> None:
-    assert stored_aims({}) is None
-    assert stored_aims({"aims": "good"}) is None
-    assert stored_aims({"aims": {"sentence": 3, "better": True}}) is None
-    assert stored_aims({"aims": {"sentence": "good", "better": True}}) == {"sentence": "good", "better": True}
+    assert noted_aims({}) is None
+    for damaged in ("good", {"sentence": 3, "better": True}, {"sentence": "good"}):
+        with pytest.raises(BadBundle, match="notes.aims"):
+            noted_aims({"aims": damaged})
+    assert noted_aims({"aims": {"sentence": "good", "better": True}}) == {"sentence": "good", "better": True}

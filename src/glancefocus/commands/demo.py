@@ -34,7 +34,9 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
         bundle = train(settings, folder / "run", quiet=as_json, planned=True)
         comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
-        result = json.dumps({**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)})
+        result = json.dumps(
+            {**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)}, allow_nan=False
+        )
         write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201

@@ -8,7 +8,7 @@ from typing import Any
 from glancefocus.commands.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.evaluation.aims import stored_aims
+from glancefocus.evaluation.aims import noted_aims
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
@@ -57,7 +57,7 @@ def evaluate_bundle(
     findings = replace(
         assess(bundle, record, choosing, chose=chose),
         remarks=remarks,
-        aims=stored_aims(bundle.notes),
+        aims=noted_aims(bundle.notes),
         verdict=None
         if rivals == "none"
         else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
@@ -74,7 +74,7 @@ def evaluate_bundle(
             training=Training(read_metrics(run), bundle.notes.get("images", {})),
         )
     if as_json:
-        print(json.dumps(findings.to_plain(), indent=1))  # noqa: T201
+        print(json.dumps(findings.to_plain(), indent=1, allow_nan=False))  # noqa: T201
         return
     _print(findings, report)
 

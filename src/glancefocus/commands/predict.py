@@ -5,7 +5,6 @@ What a network looks at, pictures or clips, is read by `seeing`; everything else
 
 import json
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -13,17 +12,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notices, output
+from glancefocus.commands.printing import cell, notices, output
 from glancefocus.commands.seeing import Seen, find_files, see
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
+from glancefocus.escaping import lines_kept, one_line
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
+from glancefocus.files import write_file
 from glancefocus.loading import load
 from glancefocus.merging import refuse_deadline
 from glancefocus.outcome import Outcome
@@ -85,14 +85,14 @@ def predict_files(
             progress.update(task, completed=len(answers))
     ordered = [answers[index] for index in sorted(answers)]
     if as_json:
-        print(json.dumps(ordered, indent=1))  # noqa: T201
+        print(json.dumps(ordered, indent=1, allow_nan=False))  # noqa: T201
     else:
         _print(ordered, topk)
     failed = [a for a in ordered if "error" in a]
     for answer in failed:
-        print(f"gf: {answer['error']}", file=sys.stderr)  # noqa: T201
+        print(f"gf: {lines_kept(answer['error'])}", file=sys.stderr)  # noqa: T201
     for note in (note for answer in ordered for note in answer.get("notes", [])):
-        print(f"gf: note: {note}", file=sys.stderr)  # noqa: T201
+        print(f"gf: note: {lines_kept(note)}", file=sys.stderr)  # noqa: T201
     return 2 if failed else 0
 
 
@@ -215,12 +215,9 @@ def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, in
     in_drawing = [(round(a * scale), round(b * scale), round(c * scale), round(d * scale)) for a, b, c, d in boxes]
     drawn = looks_taken(outcome, row, in_drawing, truth if known else None)
     picture = draw_strip(seen.pictures, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
-    aside = file.with_name(f".{file.name}")
     try:
-        picture.save(aside, format="PNG")
-        os.replace(aside, file)
+        write_file(file, lambda stream: picture.save(stream, format="PNG"))
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise BadSetting(f"the drawing {file} cannot be written: {error.strerror or error}.") from None
 
 
@@ -233,10 +230,11 @@ def _print(answers: list[dict[str, Any]], topk: int) -> None:
     for name in ("answer", "confidence", "looks", "stopped", "multiply-adds"):
         table.add_column(name, justify="left" if name in ("answer", "stopped") else "right", no_wrap=name != "answer")
     for answer in good:
-        top = "\n".join(f"{t['label']} {t['confidence']:.3f}" for t in answer["top"]) if topk > 1 else answer["label"]
+        top = "\n".join(f"{one_line(t['label'])} {t['confidence']:.3f}" for t in answer["top"])
+        top = top if topk > 1 else one_line(answer["label"])
         table.add_row(
-            escape(answer["file"]),  # rich takes [brackets] for markup
-            escape(top),
+            cell(answer["file"]),
+            cell(top),
             f"{answer['confidence']:.3f}",
             str(answer["looks"]),
             "sure" if answer["sure"] else "out of looks",

@@ -12,9 +12,11 @@ from torch import Tensor
 from glancefocus.bundle import Bundle
 from glancefocus.data.clip_views import check_frames
 from glancefocus.data.clips import find_clips, frame_indexes, read_clip
-from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
+from glancefocus.data.pictures import MAX_BYTES, MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.video_files import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Placement, normalise_small, view_pixels
+from glancefocus.errors import BadImage
+from glancefocus.files import read_stream
 
 FRAMES_DRAWN = 4
 """Of a clip so many frames are drawn, as in the paper's figure."""
@@ -46,12 +48,19 @@ def find_files(file: str, frames: int) -> list[Path]:
 
 def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> Seen:
     """Read a file, or standard input for -, as the bundle's network looks at it."""
-    source = sys.stdin.buffer.read() if name == "-" else name
+    source = _standard_input() if name == "-" else name
     if bundle.settings.frames > 1:
         return _see_clip(bundle, name, source, max_pixels, drawing)
     picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
     image, placement = bundle.view(picture)
     return Seen(name, [picture] if drawing else [], image, placement, (placement.note,) if placement.note else ())
+
+
+def _standard_input() -> bytes:
+    try:
+        return read_stream(sys.stdin.buffer, MAX_BYTES)
+    except OSError as error:
+        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None
 
 
 def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | None, drawing: bool) -> Seen:

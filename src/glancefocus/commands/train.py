@@ -30,7 +30,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
         fact["report"] = str(folder / REPORT_FOLDER / "report.html")
         fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
-        print(json.dumps(fact, indent=1))  # noqa: T201
+        print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
     if "aims" in bundle.notes:
         say(bundle.notes["aims"]["sentence"])

@@ -6,26 +6,30 @@ of images. It is written aside and renamed, so it is whole or not there. It know
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glancefocus.costs import MOST_LOOKS, MOST_SIZES
 from glancefocus.early_exit.look_table import LookTable, level_sizes
 from glancefocus.early_exit.score import SCORES
-from glancefocus.errors import BadData, UnknownName
-from glancefocus.files import replace_folder
+from glancefocus.errors import BadData, BadSetting, UnknownName
+from glancefocus.escaping import one_line
+from glancefocus.files import open_file, replace_folder
+from glancefocus.typed import Fields, read_json, whole_of
 
 FORMAT = 1
 ABOUT_FILE = "about.json"
+MOST_COLUMNS = 100_000
 STORED_SCORES = ("confidence", "entropy", "value")
 _MOST_ABOUT_BYTES = 1 << 20
-_MOST_IMAGES, _MOST_LOOKS, _MOST_SIZES, _MOST_NODES = 10**9, 64, 64, 10**6
 _NO_RESERVING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems that cannot
 
 
@@ -46,20 +50,6 @@ class RecordAbout:
     images: int
     looks: int
     patch_px: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant, before anything is computed from it."""
-        for name in ("network", "data", "source", "split"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a text")
-        for name, most in (("images", _MOST_IMAGES), ("looks", _MOST_LOOKS)):
-            _check_count(name, getattr(self, name), most)
-        if not isinstance(self.patch_px, tuple) or not 1 <= len(self.patch_px) <= _MOST_SIZES:
-            raise ValueError("patch_px must be a list of sizes")
-        for px in self.patch_px:
-            _check_count("patch_px", px, 1 << 16)
-        if sum(len(self.patch_px) ** level for level in range(self.looks)) > _MOST_NODES:
-            raise ValueError(f"looks and patch_px make a tree of more than {_MOST_NODES:,} looks")
 
     @property
     def nodes(self) -> int:
@@ -126,12 +116,44 @@ class LookRecord:
         try:
             about = _read_about(folder / ABOUT_FILE)
             arrays = {name: _mapped(folder / f"{name}.npy") for name in _layout(about)}
-        except (OSError, EOFError, ValueError, TypeError, RecursionError) as error:
-            raise BadData(f"{folder} is not a look record, or it is damaged ({error}). Remove it.") from None
+        except BadSetting as error:
+            raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
+        except Exception as error:  # damaged bytes make numpy fail in many ways
+            reason = getattr(error, "strerror", None) or one_line(str(error), 200)
+            raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():
             if arrays[name].shape != shape or arrays[name].dtype != kind:
                 raise BadData(f"{folder / name}.npy does not fit the record's other files. Remove the folder.")
         return LookRecord(about, **arrays)
+
+
+def _read_about(file: Path) -> RecordAbout:
+    """What the record is of; a field that cannot be meant is refused by its name."""
+    fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
+    if fields.whole("format", 0, 10**6) != FORMAT:
+        raise BadSetting("it has another format.")
+    fields.refuse_others({"format", *RecordAbout.__dataclass_fields__})
+    about = RecordAbout(
+        network=fields.text("network", 200),
+        data=fields.text("data", 200),
+        source=fields.text("source", 10_000),
+        split=fields.text("split", 200),
+        images=fields.whole("images", 1, 10**9),
+        looks=fields.whole("looks", 1, MOST_LOOKS),
+        patch_px=tuple(fields.listed("patch_px", MOST_SIZES, lambda value, name: whole_of(value, name, 1, 10**6))),
+    )
+    sizes = len(about.patch_px)
+    if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
+        raise BadSetting(
+            f"about.patch_px and about.looks make more than {MOST_COLUMNS:,} sequences of patches, or none."
+        )
+    return about
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    open_file(file).close()  # refuses pipes and devices, which numpy would wait for
+    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def _layout(about: RecordAbout) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -141,32 +163,6 @@ def _layout(about: RecordAbout) -> dict[str, tuple[tuple[int, ...], Any]]:
         "answer": (whole, np.dtype("<u2")),
         "label": ((about.images,), np.dtype("<u2")),
     }
-
-
-def _read_about(file: Path) -> RecordAbout:
-    """Raises ValueError, which names the field, for what is not as it should be."""
-    if not file.is_file() or file.stat().st_size > _MOST_ABOUT_BYTES:
-        raise ValueError(f"{ABOUT_FILE} is missing or too large")
-    plain = json.loads(file.read_bytes().decode("utf-8"))
-    if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
-        raise ValueError("another format")
-    names = {field.name for field in fields(RecordAbout)}
-    if plain.keys() != names:
-        raise ValueError(f"{sorted(names ^ plain.keys())[0]} is missing or unknown")
-    sizes = plain["patch_px"]
-    return RecordAbout(**{**plain, "patch_px": tuple(sizes) if isinstance(sizes, list) else None})
-
-
-def _mapped(file: Path) -> NDArray[Any]:
-    if not file.is_file():  # a pipe would be waited for
-        raise ValueError(f"{file.name} is missing")
-    array: NDArray[Any] = np.load(file, mmap_mode="r")
-    return array
-
-
-def _check_count(name: str, value: Any, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ValueError(f"{name} must be a whole number from 1 to {most:,}")
 
 
 class RecordWriter:

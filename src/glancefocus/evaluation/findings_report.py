@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from glancefocus.escaping import csv_cell, one_line
 from glancefocus.evaluation.figures import as_png, as_svg, look_names
 from glancefocus.evaluation.findings import Findings, Point
 from glancefocus.evaluation.findings_figures import draw_findings, expected_looks
@@ -54,7 +55,7 @@ def write_findings(
 
 def summary_tables(findings: Findings) -> list[Table]:
     """For the terminal: accuracy and cost of every look, and what some budgets give."""
-    per_look = Table(title=f"{escape(findings.data)}: {findings.images:,} images")
+    per_look = Table(title=f"{escape(one_line(findings.data))}: {findings.images:,} images")
     names = look_names(len(findings.accuracy_after_look))
     for column in ("", *names):
         per_look.add_column(column, justify="right" if column else "left")
@@ -64,7 +65,7 @@ def summary_tables(findings: Findings) -> list[Table]:
 
 
 def _budget_summary(findings: Findings, names: Sequence[str]) -> Table:
-    budgets = Table(title=f"thresholds chosen on {escape(findings.chosen_on)}")
+    budgets = Table(title=f"thresholds chosen on {escape(one_line(findings.chosen_on))}")
     with_ms = all("mean_ms" in point for point in findings.curve)
     for column in ("budget", "multiply-adds", *(["ms"] if with_ms else []), "accuracy", "95 % interval"):
         budgets.add_column(column, justify="right", no_wrap=True)
@@ -164,7 +165,7 @@ def _csv(rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, list(names), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: csv_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows)
     return stream.getvalue().encode()
 
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.text import Text
 
 from glancefocus.errors import BadRun
+from glancefocus.escaping import lines_kept
 from glancefocus.training.event_file import EventFile
 from glancefocus.training.plan_words import duration
 
@@ -117,7 +118,7 @@ class Journal:
             ) from error
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
