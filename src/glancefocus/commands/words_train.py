@@ -43,6 +43,7 @@ def train(
     workers: int | None = None,
     processes: int = 1,
     seed: int | None = None,
+    rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     json: Json = False,
 ) -> None:
@@ -58,7 +59,8 @@ def train(
     ----------
     data
         A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
-        they are published; or a built-in world, signs or (of clips) gestures.
+        they are published; or a built-in world, signs or (of clips) gestures. Where there is no val/, some images of each class are
+        held out: a fifth, of small sets more (100 images, at most a third), or --set data.val_share=0.3.
     output
         The run's folder; runs/NAME when left out.
     quick
@@ -104,7 +106,7 @@ def train(
     in_memory
         View all images once and hold them in memory.
     check_files
-        Read every file once before training, and skip bad ones.
+        Read every file once before training, and skip bad ones. Without it they are only hashed.
     max_bad_files
         So many unreadable files are listed and skipped; one more stops.
     scenes
@@ -121,6 +123,9 @@ def train(
         Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
     seed
         Makes the run repeatable.
+    rivals
+        What the run is compared with at its end: as-is (the backbone on validation images resized to several sizes, no training),
+        tuned (also tuned at two smaller sizes with the epochs of the stage backbone), or none.
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
@@ -161,6 +166,7 @@ def train(
             "precision": precision,
             "accumulation": accumulation,
             "seed": seed,
+            "rivals": rivals,
         },
         assignments=setting,
         effort=_effort(quick, thorough),
