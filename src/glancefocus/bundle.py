@@ -37,6 +37,7 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
+from glancefocus.runtimes.forking import check_threads
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
@@ -228,12 +229,14 @@ class Bundle:
         wait_ms: float | None = None,
     ) -> Iterator[Outcome]:
         """The same for batches of images that are viewed and normalised already."""
+        check_threads()
         scenes = (as_scene([image.to(self.device) for image in batch]) if batch else None for batch in batches)
         outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
         return (replace(outcome, classes=self.classes, costs=self.costs) for outcome in without_gradients(outcomes))
 
     def view(self, picture: Picture) -> tuple[Tensor, Any]:
         """The normalised image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W)."""
+        check_threads()
         view, frames = self.settings.view, self.settings.frames
         if frames > 1:
             image, placement = view_any_clip(picture, frames, view)
@@ -266,6 +269,7 @@ class Bundle:
         """
         if batch_size < 1:
             raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
+        check_threads()
         if not images:
             raise BadImage("there are no pictures to look at.")
         parts = []
@@ -340,6 +344,7 @@ class Bundle:
     def load(folder: str | Path) -> "Bundle":
         """The bundle in a folder; what is missing, damaged or foreign is said."""
         folder = Path(folder)
+        check_threads()
         plain = read_settings(folder)
         try:
             settings = from_plain(NetworkSettings, plain.get("network"), "network")

@@ -12,6 +12,7 @@
     ├── BadData               a data set that nothing can be learnt from
     ├── BadRun                a run that cannot be started or resumed as asked
     ├── BadExport             a place that no export can be put into, or an export that does not answer as its bundle
+    ├── ForkedThreads         a network is asked in a forked process, and its threads stayed in the other one
     └── MissingExtra          an optional dependency that is not installed
         └── MissingEnvironment  one that does not install beside the others
 
@@ -73,6 +74,17 @@ class BadRun(GlancefocusError):
 
 class BadExport(GlancefocusError):
     """A place that no export can be put into, or an export that does not answer as its bundle does."""
+
+
+class ForkedThreads(GlancefocusError):
+    """A network is asked in a forked process, and its threads stayed in the other one."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(
+            f"this process was forked from one that had computed with {threads} threads, and threads do not survive a fork. "
+            'Start processes with spawn (multiprocessing.get_context("spawn")) and load the bundle there, or use one thread '
+            "before the fork and after it (threads=1)."
+        )
 
 
 class MissingExtra(GlancefocusError):
