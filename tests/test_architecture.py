@@ -13,7 +13,7 @@ ROOT = Path(glancefocus.__file__).parent
 LAYERS: list[tuple[set[str], bool]] = [
     ({"glancefocus", "errors", "files", "torchvision_whole", "memory", "resize"}, False),
     (
-        {"settings", "scene", "look", "costs", "latency"},
+        {"ranges", "settings", "scene", "look", "costs", "latency"},
         True,
     ),  # the words: a look holds a scene, a scene is resized by a setting
     ({"network", "early_exit", "data", "outcome"}, False),

@@ -224,9 +224,8 @@ def test_good_files_are_answered_and_bad_ones_listed(gf: Run, bundle_folder: Pat
     (pictures / "text.jpg").write_text("I am not a picture")
     whole = (pictures / "a.png").read_bytes()
     (pictures / "half.png").write_bytes(whole[: len(whole) // 2])
-    Image.new("RGB", (1, 1)).save(pictures / "speck.png")
     (pictures / "nothing").mkdir()
-    names = ["a.png", "empty.png", "text.jpg", "half.png", "speck.png", "missing.png", "nothing", "b.jpg"]
+    names = ["a.png", "empty.png", "text.jpg", "half.png", "missing.png", "nothing", "b.jpg"]
     done = gf("predict", bundle_folder, *(pictures / name for name in names), "--json")
     assert done.code == 2
     answers = {Path(a["file"]).name: a for a in done.json}
@@ -236,7 +235,6 @@ def test_good_files_are_answered_and_bad_ones_listed(gf: Run, bundle_folder: Pat
         "empty.png": "is empty",
         "text.jpg": "not an image",
         "half.png": "",
-        "speck.png": "1x1 px shows nothing",
         "missing.png": "there is no file",
         "nothing": "there are no images in the folder",
     }.items():
@@ -462,11 +460,11 @@ def class_folders(tmp_path: Path) -> Path:
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
         (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
-        (("--backbone", "test_resnet", "--looks", 65), "gf: the number of looks must be from 1 to 64, but got 65."),
+        (("--backbone", "test_resnet", "--looks", 65), "gf: looks must be a whole number from 1 to 64, but got 65."),
         (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
         (
             ("--backbone", "test_resnet", "--set", "aim.lrr=1"),
-            "gf: there is no setting in settings.aim named 'lrr'. Did",
+            "gf: there is no setting in aim named 'lrr'. Did",
         ),
         (
             ("--backbone", "test_resnet", "--processes", 0),
@@ -475,7 +473,7 @@ def class_folders(tmp_path: Path) -> Path:
         (("--backbone", "test_resnet", "--weights", "none.pth"), "gf: there is no checkpoint at none.pth"),
         (
             ("--backbone", "test_resnet", "--batch-size", 1),
-            "gf: rounds and accumulation must be at least 1 and batch_size",
+            "gf: batch_size must be a whole number from 2 to 65,536, but got 1.",
         ),
     ],
 )

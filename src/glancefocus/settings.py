@@ -1,11 +1,28 @@
 """What a network is made of and what pictures it expects: plain frozen values that go into a bundle as JSON."""
 
+import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.ranges import (
+    ANY_NUMBER,
+    Classes,
+    Colour,
+    ColourDeviation,
+    Frames,
+    Kernel,
+    Looks,
+    Pixels,
+    PositiveShare,
+    ShiftDivisor,
+    Units,
+    checked_number,
+    shown,
+)
 
 GlanceResize = Literal["antialias", "bicubic", "bilinear"]
 Fit = Literal["crop", "stretch", "whole"]
@@ -13,6 +30,8 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+_MOST_SIZES = 16
+_MOST_COLUMNS = 100_000  # of tables that have one for every sequence of patch sizes
 
 
 @dataclass(frozen=True)
@@ -25,20 +44,15 @@ class ViewSettings:
     """
 
     fit: Fit = "crop"
-    height_px: int = 224
-    width_px: int = 224
-    crop_pct: float = 0.875
+    height_px: Pixels = 224
+    width_px: Pixels = 224
+    crop_pct: PositiveShare = 0.875
     interpolation: Interpolation = "bilinear"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[Colour, Colour, Colour] = IMAGENET_MEAN
+    std: tuple[ColourDeviation, ColourDeviation, ColourDeviation] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if min(self.height_px, self.width_px) < 8:
-            raise BadSetting(f"an image of {self.height_px}x{self.width_px} px is too small. Use at least 8x8 px.")
-        if not 0 < self.crop_pct <= 1:
-            raise BadSetting(f"crop_pct is a share in (0, 1], but got {self.crop_pct}.")
-        if min(self.std) <= 0:
-            raise BadSetting(f"std holds deviations above 0, but got {self.std}.")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -50,17 +64,15 @@ class PolicySettings:
     """
 
     head: Literal["conv", "linear"] = "conv"
-    conv_channels: int = 32
-    conv_kernel: int = 1
-    linear_units: int = 2048
-    units: int = 256
+    conv_channels: Units = 32
+    conv_kernel: Kernel = 1
+    linear_units: Units = 2048
+    units: Units = 256
 
     def __post_init__(self) -> None:
-        if self.conv_kernel % 2 == 0 or self.conv_kernel < 1:
+        check_fields(self)
+        if self.conv_kernel % 2 == 0:
             raise BadSetting(f"the policy's convolution needs an odd kernel, but got {self.conv_kernel}. Use 1 or 3.")
-        for name in ("conv_channels", "linear_units", "units"):
-            if getattr(self, name) < 1:
-                raise BadSetting(f"the policy's {name} must be at least 1, but got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -77,45 +89,40 @@ class NetworkSettings:
     """
 
     backbone: str
-    classes: int = 1000
-    glance_px: int = 96
-    patch_px: tuple[int, ...] = (96,)
-    looks: int = 5
+    classes: Classes = 1000
+    glance_px: Pixels = 96
+    patch_px: tuple[Pixels, ...] = (96,)
+    looks: Looks = 5
     glance_resize: GlanceResize = "antialias"
     classifier: Literal["recurrent", "cascaded"] = "recurrent"
-    classifier_units: int = 1024
+    classifier_units: Units = 1024
     first_answer: Literal["classifier", "own_head", "own_head_evaluating"] = "classifier"
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
-    frames: int = 1
-    shift_div: int = 8
+    frames: Frames = 1
+    shift_div: ShiftDivisor = 8
     backbone_options: dict[str, Any] = field(default_factory=dict)
     view: ViewSettings = field(default_factory=ViewSettings)
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise BadSetting(f"a classifier needs at least 2 classes, but got {self.classes}.")
-        if not 1 <= self.looks <= 64:
-            raise BadSetting(f"the number of looks must be from 1 to 64, but got {self.looks}.")
+        check_fields(self)
         if not self.patch_px or len(set(self.patch_px)) != len(self.patch_px):
             raise BadSetting(f"patch_px must name one or several different sizes, but got {list(self.patch_px)}.")
+        if len(self.patch_px) > _MOST_SIZES:
+            raise BadSetting(f"patch_px names at most {_MOST_SIZES} sizes, but got {len(self.patch_px)}.")
         if list(self.patch_px) != sorted(self.patch_px):
             raise BadSetting(f"patch_px names the smallest size first, but got {list(self.patch_px)}.")
-        if min(self.glance_px, *self.patch_px) < 8:
+        columns = sum(len(self.patch_px) ** look for look in range(self.looks))
+        if columns > _MOST_COLUMNS:
             raise BadSetting(
-                f"a glance of {self.glance_px} px and patches of {list(self.patch_px)} px: each must be at least 8 px."
+                f"with {len(self.patch_px)} patch sizes and {self.looks} looks there are more than {_MOST_COLUMNS:,} sequences of "
+                "sizes to choose from. Use fewer sizes or looks."
             )
-        if not 1 <= self.frames <= 256:
-            raise BadSetting(
-                f"a clip has from 1 to 256 frames, but got {self.frames}. 1 is for images, 8 is usual for clips."
-            )
-        if self.shift_div < 0 or self.shift_div == 1:
+        if self.shift_div == 1:
             raise BadSetting(
                 f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
                 "Use at least 2, or 0 for no shift."
             )
-        if self.classifier_units < 1:
-            raise BadSetting(f"classifier_units must be at least 1, but got {self.classifier_units}.")
         if self.classifier == "cascaded" and self.first_answer == "classifier":
             raise BadSetting(
                 "a cascaded classifier has no layer for the glance: its first_answer is 'own_head', not 'classifier'."
@@ -137,49 +144,80 @@ def to_plain(settings: Any) -> dict[str, Any]:
     return plain
 
 
-def from_plain(kind: type[Settings], plain: Any, where: str = "settings") -> Settings:
-    """Settings of this kind out of plain values; unknown names and values of the wrong type are refused."""
+def from_plain(kind: type[Settings], plain: Any, where: str = "") -> Settings:
+    """Settings of this kind out of plain values; unknown names, and values of the wrong type or out of range, are refused.
+
+    where  what the settings are called in these sentences, such as "network"
+    """
     if not isinstance(plain, dict):
-        raise BadSetting(f"{where} must be a table of names and values, but got {type(plain).__name__}.")
-    hints = typing.get_type_hints(kind)
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+        raise BadSetting(f"{where or 'settings'} must be a table of names and values, but got {type(plain).__name__}.")
+    hints = _hints(kind)
     for name in plain:
-        if name not in known:
-            raise UnknownName(f"setting in {where}", str(name), known)
-    values = {name: _convert(hints[name], value, f"{where}.{name}") for name, value in plain.items()}
+        if name not in hints:
+            raise UnknownName(f"setting in {where}" if where else "setting", str(name), hints)
+    values = {name: _convert(hints[name], value, _joined(where, name)) for name, value in plain.items()}
     try:
         return kind(**values)
     except TypeError as error:
-        raise BadSetting(f"{where} is incomplete: {error}.") from None
+        raise BadSetting(f"{where or 'a table of settings'} is incomplete: {error}.") from None
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of frozen settings by its type and range; for `__post_init__`."""
+    for name, hint in _hints(type(settings)).items():
+        value = getattr(settings, name)
+        object.__setattr__(settings, name, _convert(hint, value, name))
+
+
+def _read_hints(kind: Any) -> dict[str, Any]:
+    """{field: its type}, with the ranges."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(_read_hints)
+
+
+def _joined(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the hint says, or BadSetting."""
     if is_dataclass(hint):
-        return from_plain(typing.cast(type[Any], hint), value, where)
-    origin = typing.get_origin(hint)
+        kind = typing.cast(type[Any], hint)
+        return value if isinstance(value, kind) else from_plain(kind, value, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return checked_number(arguments[0], arguments[1], value, where)
     if origin is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise BadSetting(f"{where} must be one of {', '.join(map(repr, choices))}, but got {value!r}.")
+        if not isinstance(value, str) or value not in arguments:
+            raise BadSetting(f"{where} must be one of {', '.join(map(repr, arguments))}, but got {shown(value)}.")
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(hint):
-            return None
-        (inner,) = [a for a in typing.get_args(hint) if a is not type(None)]
-        return _convert(inner, value, where)
+        (inner,) = [a for a in arguments if a is not type(None)]
+        return None if value is None else _convert(inner, value, where)
     if origin is tuple:
-        inner, *others = typing.get_args(hint)
-        if not isinstance(value, (list, tuple)):
-            raise BadSetting(f"{where} must be a list, but got {value!r}.")
-        if others != [...] and len(value) != 1 + len(others):
-            raise BadSetting(f"{where} must be a list of {1 + len(others)} values, but got {value!r}.")
-        return tuple(_convert(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+        return _convert_list(arguments, value, where)
     if origin is dict:
         if not isinstance(value, dict):
-            raise BadSetting(f"{where} must be a table of names and values, but got {value!r}.")
+            raise BadSetting(f"{where} must be a table of names and values, but got {shown(value)}.")
         return dict(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise BadSetting(f"{where} must be of type {hint.__name__}, but got {value!r}.")
+    if hint in (int, float):
+        return checked_number(hint, ANY_NUMBER, value, where)
+    if not isinstance(value, hint):
+        raise BadSetting(f"{where} must be {_KINDS.get(hint, hint.__name__)}, but got {shown(value)}.")
     return value
+
+
+def _convert_list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadSetting(f"{where} must be a list, but got {shown(value)}.")
+    if hints[1:] == (...,):
+        hints = (hints[0],) * len(value)
+    if len(value) != len(hints):
+        raise BadSetting(f"{where} must be a list of {len(hints)} values, but got {shown(value)}.")
+    return tuple(_convert(hint, v, f"{where}[{i}]") for i, (hint, v) in enumerate(zip(hints, value, strict=True)))
+
+
+_KINDS = {str: "a text", bool: "true or false"}

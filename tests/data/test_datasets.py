@@ -10,7 +10,7 @@ from PIL import Image
 from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
 from glancefocus.data.signs import SignsSettings
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
-from glancefocus.errors import BadData, UnknownName
+from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.settings import ViewSettings
 
 VIEW = ViewSettings(height_px=16, width_px=16)
@@ -204,8 +204,8 @@ def test_the_built_in_world_has_three_splits_with_boxes(tmp_path: Path, monkeypa
     assert data.train.boxes is not None
     nothing_there = data.train.boxes.isnan().any(dim=1)
     assert torch.equal(nothing_there, data.train.labels == 0)
-    with pytest.raises(BadData, match=r"three counts \(train, val, test\) of at least 5"):
-        open_data(DataSettings("signs", scenes=(10, 5, 1)), VIEW)
+    with pytest.raises(BadSetting, match=r"scenes\[2\] must be a whole number from 5 to 1,000,000, but got 1"):
+        DataSettings("signs", scenes=(10, 5, 1))
 
 
 def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(

@@ -109,13 +109,13 @@ def test_clips_are_kept_and_opened_again(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(BadSetting, match="a clip of gestures has 2 frames. Choose a whole number from 3"):
+    with pytest.raises(BadSetting, match="frames must be a whole number from 3 to 256, but got 2"):
         GesturesSettings(frames=2)
-    with pytest.raises(BadSetting, match="the height of a clip of gestures is 20"):
+    with pytest.raises(BadSetting, match="height must be a whole number from 64 to 1,024, but got 20"):
         GesturesSettings(height=20)
-    with pytest.raises(BadSetting, match="where a mark has room to move"):
+    with pytest.raises(BadSetting, match="radius_min_px must be a number from 8 to 256, but got 4"):
         GesturesSettings(radius_min_px=4)
-    with pytest.raises(BadSetting, match="distractors_max is 0"):
+    with pytest.raises(BadSetting, match="distractors_max must be a whole number from 1 to 12, but got 0"):
         GesturesSettings(distractors_max=0)
     with pytest.raises(UnknownName, match="no split of gestures named 'tset'. Did you mean 'test'"):
         make_gestures("tset", 6, SMALL, 0, cache=None)

@@ -212,14 +212,14 @@ def test_any_size_can_be_drawn(height: int, width: int):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"height": 95}, "the height of a scene of signs is 95. Choose a whole number of pixels from 96 to 4096"),
-        ({"width": 5000}, "the width of a scene of signs is 5000"),
-        ({"width": 160.0}, "the width of a scene of signs is 160.0"),
-        ({"radius_min_px": 3.0}, "from 3.0 to 14.0 px. Choose radius_min_px of at least 6"),
+        ({"height": 95}, "height must be a whole number from 96 to 4,096, but got 95"),
+        ({"width": 5000}, "width must be a whole number from 96 to 4,096, but got 5000"),
+        ({"width": 160.0}, "width must be a whole number from 96 to 4,096, but got 160.0"),
+        ({"radius_min_px": 3.0}, "radius_min_px must be a number from 6 to 1,024, but got 3.0"),
         ({"radius_min_px": 15.0}, "from 15.0 to 14.0 px"),
-        ({"radius_max_px": math.nan}, "from 10.0 to nan px"),
+        ({"radius_max_px": math.nan}, "radius_max_px must be a number from 6 to 1,024, but got nan"),
         ({"radius_max_px": 41.0}, "does not fit a scene of 160x160. Choose radius_max_px of at most 40"),
-        ({"distractors_max": -1}, "distractors_max is -1. Choose a whole number from 0 to 16"),
+        ({"distractors_max": -1}, "distractors_max must be a whole number from 0 to 16, but got -1"),
     ],
 )
 def test_settings_that_cannot_work_say_why(change: dict[str, float], sentence: str):

@@ -132,7 +132,7 @@ def test_files_are_shifted_as_images_in_memory_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"crop": 0.0}, {"crop": 1.5}, {"shift_px": -1}, {"shift_px": 1.5}])
 def test_augmentation_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadSetting, match=f"{next(iter(wrong))} is .* but got"):
+    with pytest.raises(BadSetting, match=f"{next(iter(wrong))} must be a .* but got"):
         AugmentSettings(**wrong)
 
 

@@ -120,16 +120,16 @@ def test_either_a_preset_or_a_backbone_must_be_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"look": 3}, "no setting in settings named 'look'. Did you mean 'looks'"),
-        ({"policy": {"unit": 3}}, "no setting in settings.policy named 'unit'. Did you mean 'units'"),
-        ({"policy": 5}, "settings.policy must be a table of names and values, but got int"),
-        ({"view": "crop"}, "settings.view must be a table of names and values, but got str"),
-        ({"classes": 1}, "at least 2 classes, but got 1"),
+        ({"look": 3}, "no setting named 'look'. Did you mean 'looks'"),
+        ({"policy": {"unit": 3}}, "no setting in policy named 'unit'. Did you mean 'units'"),
+        ({"policy": 5}, "policy must be a table of names and values, but got int"),
+        ({"view": "crop"}, "view must be a table of names and values, but got str"),
+        ({"classes": 1}, "classes must be a whole number from 2 to 1,000,000, but got 1"),
         ({"looks": 0}, "from 1 to 64, but got 0"),
-        ({"looks": "3"}, "settings.looks must be of type int, but got '3'"),
+        ({"looks": "3"}, "looks must be a whole number from 1 to 64, but got '3'"),
         ({"patch_px": 225}, r"a patch of 225 px is larger than the image \(224 px\)"),
         ({"patch_px": ()}, r"patch_px must name one or several different sizes, but got \[\]"),
-        ({"patch_px": 4}, r"patches of \[4\] px: each must be at least 8 px"),
+        ({"patch_px": 4}, r"patch_px\[0\] must be a whole number from 8 to 16,384, but got 4"),
         ({"glance_resize": "nearest"}, "must be one of 'antialias', 'bicubic', 'bilinear', but got 'nearest'"),
     ],
 )

@@ -182,9 +182,9 @@ def test_a_clip_costs_its_frames(small_net: Callable[..., GlanceFocus]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"frames": 0}, "a clip has from 1 to 256 frames, but got 0"),
+        ({"frames": 0}, "frames must be a whole number from 1 to 256, but got 0"),
         ({"frames": 8, "shift_div": 1}, "Use at least 2, or 0 for no shift"),
-        ({"frames": 8, "shift_div": -8}, "Use at least 2, or 0 for no shift"),
+        ({"frames": 8, "shift_div": -8}, "shift_div must be a whole number from 0 to 65,536, but got -8"),
     ],
 )
 def test_settings_of_clips_that_cannot_work_are_refused(change: dict[str, int], sentence: str) -> None:

@@ -212,7 +212,7 @@ def test_evidence_is_worked_out_once_for_all_stages_until_the_focus_encoder_chan
 
 def test_a_weight_of_evidence_that_makes_no_sense_is_refused() -> None:
     plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}
-    with pytest.raises(BadSetting, match="evidence_weight must be at least 0, but got -1"):
+    with pytest.raises(BadSetting, match="evidence_weight must be a number from 0 to 1,000,000, but got -1"):
         InitialiseSettings(evidence_weight=-1.0)
     with pytest.raises(BadSetting, match=r"backbone.evidence_weight is for nobody.*and glance.evidence_weight instead"):
         from_plain(TrainSettings, {**plain, "backbone": {"evidence_weight": 1.0}})

@@ -536,7 +536,7 @@ def test_small_scenes_can_only_be_drawn_of_a_built_in_world(stage: str, tiny: Ti
         BadSetting, match=f"the stage {stage} draws small scenes of a built-in world .* pictures is not"
     ):
         replace(settings, data=replace(settings.data, source="pictures"))
-    with pytest.raises(BadSetting, match=rf"{stage}.scenes are two counts \(train, val\), but got \[5\]"):
+    with pytest.raises(BadSetting, match=r"scenes must be a list of 2 values, but got \(5,\)"):
         replace(settings, **{stage: replace(getattr(settings, stage), scenes=(5,))})
 
 

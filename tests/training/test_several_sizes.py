@@ -1,6 +1,5 @@
 """A network with several patch sizes goes through all stages, gets thresholds for its sizes, answers, and resumes."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from glancefocus.evaluation.assess import look_table
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
-TINY_RUN = Path(__file__).parent / "tiny_run.py"
 SIZES, LOOKS = (32, 48), 3
 
 
@@ -34,15 +32,9 @@ def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def settings() -> TrainSettings:
+def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
     """All stages on a handful of scenes, with patches of two sizes and three looks."""
-    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    tiny: Callable[..., TrainSettings] = module.tiny_settings
-    return tiny(network={"patch_px": list(SIZES), "looks": LOOKS})
+    return tiny_settings(network={"patch_px": list(SIZES), "looks": LOOKS})
 
 
 @pytest.fixture(scope="module")

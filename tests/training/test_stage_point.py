@@ -166,7 +166,7 @@ def test_a_policy_that_broke_is_said(square_world: World) -> None:
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"deviation": -0.1}, {"lr_end": 0.0}, {"deviation_end": -1.0}])
 def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadSetting, match=f"point.{next(iter(wrong))} must be above 0"):
+    with pytest.raises(BadSetting, match=f"{next(iter(wrong))} must be a number above 0"):
         PointSettings(**wrong)
 
 

@@ -114,7 +114,9 @@ def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wron
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_a_share_of_mistaken_glances_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(BadSetting, match=f"mistaken_glances is a share of the images.*but got {share}"):
+    with pytest.raises(
+        BadSetting, match=f"mistaken_glances must be a number of at least 0 and below 1, but got {share}"
+    ):
         RecogniseSettings(mistaken_glances=share)
 
 

@@ -16,7 +16,8 @@ from glancefocus.data.media import Medium, Pictures, medium_of
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadData, BadImage, UnknownName
-from glancefocus.settings import ViewSettings
+from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
+from glancefocus.settings import ViewSettings, check_fields
 
 Progress = Callable[[str, int, int], None]
 _PICTURES = Pictures()
@@ -37,17 +38,20 @@ class DataSettings:
     """
 
     source: str
-    val_share: float = 0.2
-    max_bad_files: int = 10
+    val_share: InnerShare = 0.2
+    max_bad_files: BadFiles = 10
     check_files: bool = True
     in_memory: bool = False
-    hold_mib: int = 1024
-    workers: int = 2
+    hold_mib: Mebibytes = 1024
+    workers: Workers = 2
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    scenes: tuple[int, ...] = (4000, 500, 1000)
+    scenes: tuple[Scenes, Scenes, Scenes] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
     gestures: GesturesSettings = field(default_factory=GesturesSettings)
-    world_seed: int = 0
+    world_seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass
@@ -103,7 +107,7 @@ def open_small(
     settings: DataSettings,
     view: ViewSettings,
     side_px: int,
-    scenes: tuple[int, ...],
+    scenes: tuple[int, int],
     progress: Progress | None,
     frames: int,
 ) -> Data:

@@ -7,12 +7,14 @@ left of it, while the disc still shows where to look.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadSetting
+from glancefocus.ranges import Range
+from glancefocus.settings import check_fields
 
 CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 
@@ -30,39 +32,30 @@ _MARK_REACH_PX = _SQUARES * _SQUARE_PX / 2
 _RING_PX = 2.0
 _MARGIN_PX = 2.0
 _FINER = 4  # discs and marks are drawn so many times finer and averaged, so that they move smoothly
-_SMALLEST_SIDE_PX, _LARGEST_SIDE_PX = 64, 1024
-_MOST_DISTRACTORS = 12
+_Frames = Annotated[int, Range(3, 256)]
+_Side = Annotated[int, Range(64, 1024)]
+_Radius = Annotated[float, Range(8, 256)]  # a mark has no room to move in smaller discs
+_Distractors = Annotated[int, Range(1, 12)]
 
 
 @dataclass(frozen=True)
 class GesturesSettings:
     """Size of the clips and of the discs in them. A disc's size in pixels does not depend on the clip's."""
 
-    frames: int = 8
-    height: int = 128
-    width: int = 128
-    radius_min_px: float = 13.0
-    radius_max_px: float = 15.0
-    distractors_max: int = 4
+    frames: _Frames = 8
+    height: _Side = 128
+    width: _Side = 128
+    radius_min_px: _Radius = 13.0
+    radius_max_px: _Radius = 15.0
+    distractors_max: _Distractors = 4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.frames, int) or not 3 <= self.frames <= 256:
-            raise BadSetting(f"a clip of gestures has {self.frames} frames. Choose a whole number from 3 to 256.")
-        for name, side_px in (("height", self.height), ("width", self.width)):
-            if not isinstance(side_px, int) or not _SMALLEST_SIDE_PX <= side_px <= _LARGEST_SIDE_PX:
-                raise BadSetting(
-                    f"the {name} of a clip of gestures is {side_px}. "
-                    f"Choose a whole number of pixels from {_SMALLEST_SIDE_PX} to {_LARGEST_SIDE_PX}."
-                )
-        if not 8 <= self.radius_min_px <= self.radius_max_px <= min(self.height, self.width) / 4:
+        check_fields(self)
+        if not self.radius_min_px <= self.radius_max_px <= min(self.height, self.width) / 4:
             raise BadSetting(
                 f"the radius of a disc is to be from {self.radius_min_px} to {self.radius_max_px} px in a clip of "
-                f"{self.height}x{self.width} px. Choose radius_min_px of at least 8, where a mark has room to move, "
-                "and radius_max_px of at most a quarter of the shorter side."
-            )
-        if not isinstance(self.distractors_max, int) or not 1 <= self.distractors_max <= _MOST_DISTRACTORS:
-            raise BadSetting(
-                f"distractors_max is {self.distractors_max}. Choose a whole number from 1 to {_MOST_DISTRACTORS}."
+                f"{self.height}x{self.width} px. Choose radius_max_px no less than radius_min_px, and at most a quarter "
+                "of the shorter side."
             )
 
 

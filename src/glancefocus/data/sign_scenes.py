@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from glancefocus.data.sign_faces import Colour, Sign, choose_distractor, paste_face, speed_limit
 from glancefocus.errors import BadSetting
+from glancefocus.ranges import Range
+from glancefocus.settings import check_fields
 
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 
@@ -20,9 +22,9 @@ DRAWING_VERSION = 4
 
 Box = tuple[float, float, float, float]
 
-_SMALLEST_SIDE_PX, _LARGEST_SIDE_PX = 96, 4096
-_SMALLEST_RADIUS_PX = 6.0
-_MOST_DISTRACTORS = 16
+_Side = Annotated[int, Range(96, 4096)]
+_Radius = Annotated[float, Range(6, 1024)]  # digits of smaller signs cannot be read
+_Distractors = Annotated[int, Range(0, 16)]
 _MARGIN_PX = 2.0
 
 
@@ -30,34 +32,24 @@ _MARGIN_PX = 2.0
 class SignsSettings:
     """Size of the scenes and of the signs in them. The sign's size in pixels does not depend on the scene's."""
 
-    height: int = 160
-    width: int = 160
-    radius_min_px: float = 10.0
-    radius_max_px: float = 14.0
-    distractors_max: int = 4
+    height: _Side = 160
+    width: _Side = 160
+    radius_min_px: _Radius = 10.0
+    radius_max_px: _Radius = 14.0
+    distractors_max: _Distractors = 4
 
     def __post_init__(self) -> None:
-        for name, side_px in (("height", self.height), ("width", self.width)):
-            if not isinstance(side_px, int) or not _SMALLEST_SIDE_PX <= side_px <= _LARGEST_SIDE_PX:
-                raise BadSetting(
-                    f"the {name} of a scene of signs is {side_px}. "
-                    f"Choose a whole number of pixels from {_SMALLEST_SIDE_PX} to {_LARGEST_SIDE_PX}."
-                )
-        if not _SMALLEST_RADIUS_PX <= self.radius_min_px <= self.radius_max_px:
+        check_fields(self)
+        if not self.radius_min_px <= self.radius_max_px:
             raise BadSetting(
                 f"the radius of a sign is to be from {self.radius_min_px} to {self.radius_max_px} px. "
-                f"Choose radius_min_px of at least {_SMALLEST_RADIUS_PX:g}, where digits can be read, "
-                "and radius_max_px no less than that."
+                "Choose radius_max_px no less than radius_min_px."
             )
         largest_px = min(self.height, self.width) / 4
         if self.radius_max_px > largest_px:
             raise BadSetting(
                 f"a sign with a radius of {self.radius_max_px} px does not fit a scene of {self.height}x{self.width}. "
                 f"Choose radius_max_px of at most {largest_px:g}, or a larger scene."
-            )
-        if not isinstance(self.distractors_max, int) or not 0 <= self.distractors_max <= _MOST_DISTRACTORS:
-            raise BadSetting(
-                f"distractors_max is {self.distractors_max}. Choose a whole number from 0 to {_MOST_DISTRACTORS}."
             )
 
 

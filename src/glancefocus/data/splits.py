@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from glancefocus.data.pictures import as_tensor, read_picture
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage, BadSetting
+from glancefocus.ranges import PositiveShare, Shift
 from glancefocus.scene import normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, check_fields
 from glancefocus.torchvision_whole import ensure_torchvision
 
 Batch = tuple[Tensor, Tensor]
@@ -57,15 +58,12 @@ class AugmentSettings:
     shift_px  moved by up to so many pixels up, down, left and right, the edge repeated; what there is to see may be cut off there
     """
 
-    crop: float = 0.08
+    crop: PositiveShare = 0.08
     flip: bool = True
-    shift_px: int = 0
+    shift_px: Shift = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.crop <= 1:
-            raise BadSetting(f"crop is a share of an image's area, above 0 and at most 1, but got {self.crop}.")
-        if not isinstance(self.shift_px, int) or self.shift_px < 0:
-            raise BadSetting(f"shift_px is a whole number of pixels, 0 for none, but got {self.shift_px}.")
+        check_fields(self)
 
 
 @dataclass

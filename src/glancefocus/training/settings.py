@@ -7,7 +7,26 @@ from typing import Any, Literal
 from glancefocus.data.datasets import DataSettings
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
-from glancefocus.settings import NetworkSettings
+from glancefocus.ranges import (
+    BatchSize,
+    Epochs,
+    InnerShare,
+    Mebibytes,
+    Minutes,
+    PartialShare,
+    Passes,
+    Pixels,
+    PositiveRate,
+    Rate,
+    Rounds,
+    Scenes,
+    Seed,
+    Share,
+    TrainBatchSize,
+    Weight,
+    WeightDecay,
+)
+from glancefocus.settings import NetworkSettings, check_fields
 
 STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
 # What a user may say for them; the paper numbers its stages.
@@ -18,6 +37,7 @@ STAGE_WORDS = {
     "3": ("finetune",),
     **{name: (name,) for name in STAGES},
 }
+_MOST_STAGES = 100
 Reward = Literal["contrastive", "increment", "cross_entropy"]
 
 
@@ -33,18 +53,17 @@ class InitialiseSettings:
                seeing whole images, finds its evidence for the label. Of small things labels alone teach a glance little.
     """
 
-    epochs: int = 90
-    lr: float = 0.1
-    weight_decay: float = 1e-4
+    epochs: Epochs = 90
+    lr: Rate = 0.1
+    weight_decay: WeightDecay = 1e-4
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    label_smoothing: float = 0.0
-    warmup: float = 0.0
+    label_smoothing: PartialShare = 0.0
+    warmup: Share = 0.0
     fresh: bool = False
-    evidence_weight: float = 0.0
+    evidence_weight: Weight = 0.0
 
     def __post_init__(self) -> None:
-        if not self.evidence_weight >= 0:
-            raise BadSetting(f"evidence_weight must be at least 0, but got {self.evidence_weight}.")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -59,8 +78,8 @@ class SmallSettings(InitialiseSettings):
     scenes   (train, val)
     """
 
-    side_px: int = 96
-    scenes: tuple[int, ...] = (2000, 200)
+    side_px: Pixels = 96
+    scenes: tuple[Scenes, Scenes] = (2000, 200)
 
 
 @dataclass(frozen=True)
@@ -77,25 +96,18 @@ class RecogniseSettings:
                      glance encoder learnt from; 0: none
     """
 
-    epochs: int = 60
-    encoder_lr: float = 0.01
-    classifier_lr: float = 0.1
-    weight_decay: float = 1e-4
-    own_head_weight: float = 1.0
+    epochs: Epochs = 60
+    encoder_lr: Rate = 0.01
+    classifier_lr: Rate = 0.1
+    weight_decay: WeightDecay = 1e-4
+    own_head_weight: Weight = 1.0
     freeze_glance: bool = False
     freeze_encoders: bool = False
-    deviation: float = 0.0
-    mistaken_glances: float = 0.0
+    deviation: PartialShare = 0.0
+    mistaken_glances: PartialShare = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.deviation < 1:
-            raise BadSetting(
-                f"the deviation of aims must be at least 0 and below 1, a share of the image, but got {self.deviation}."
-            )
-        if not 0 <= self.mistaken_glances < 1:
-            raise BadSetting(
-                f"mistaken_glances is a share of the images, at least 0 and below 1, but got {self.mistaken_glances}."
-            )
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -107,18 +119,15 @@ class PolicyTraining:
     lr_end         the same for the rate: steps grow as the deviation shrinks, so that narrow exploration wants a falling rate
     """
 
-    epochs: int = 15
-    lr: float = 3e-4
-    lr_end: float | None = None
-    deviation: float = 0.1
-    deviation_end: float | None = None
+    epochs: Epochs = 15
+    lr: PositiveRate = 3e-4
+    lr_end: PositiveRate | None = None
+    deviation: PositiveRate = 0.1
+    deviation_end: PositiveRate | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         stage = "point" if isinstance(self, PointSettings) else "aim"
-        for name in ("deviation", "lr", "deviation_end", "lr_end"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise BadSetting(f"{stage}.{name} must be above 0, but got {value}.")
         if self.lr_end is not None and self.lr_end > self.lr:
             raise BadSetting(
                 f"the rate falls from {stage}.lr to {stage}.lr_end, but got {self.lr} and {self.lr_end}. Lower the end, too."
@@ -138,11 +147,11 @@ class PointSettings(PolicyTraining):
     mistake it learns to set itself right. So the deviation falls.
     """
 
-    epochs: int = 5
-    lr: float = 1e-3
-    lr_end: float | None = 1e-4
-    deviation: float = 0.05
-    deviation_end: float | None = 0.005
+    epochs: Epochs = 5
+    lr: PositiveRate = 1e-3
+    lr_end: PositiveRate | None = 1e-4
+    deviation: PositiveRate = 0.05
+    deviation_end: PositiveRate | None = 0.005
 
 
 @dataclass(frozen=True)
@@ -163,30 +172,22 @@ class AimSettings(PolicyTraining):
 
     reward: Reward = "contrastive"
     judge: Literal["classifier", "own_head"] = "classifier"
-    monte_carlo: int = 1
-    discount: float = 0.7
-    clip: float = 0.2
-    value_weight: float = 0.5
-    entropy_weight: float = 0.01
-    passes: int = 1
-    gae_lambda: float | None = None
+    monte_carlo: Passes = 1
+    discount: Share = 0.7
+    clip: InnerShare = 0.2
+    value_weight: Weight = 0.5
+    entropy_weight: Weight = 0.01
+    passes: Passes = 1
+    gae_lambda: Share | None = None
     normalise_returns: bool = True
     compare_together: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.judge == "own_head" and self.reward != "contrastive":
             raise BadSetting(
                 f"aim.judge=own_head goes with aim.reward=contrastive only, but got {self.reward}: "
                 "a patch alone says nothing of the one before it."
-            )
-        super().__post_init__()
-        if self.passes < 1 or self.monte_carlo < 1:
-            raise BadSetting(
-                f"aim.passes and aim.monte_carlo must be at least 1, but got {self.passes} and {self.monte_carlo}."
-            )
-        if not 0 <= self.discount <= 1 or not 0 < self.clip < 1:
-            raise BadSetting(
-                f"aim.discount must be in [0, 1] and aim.clip in (0, 1), but got {self.discount} and {self.clip}."
             )
 
 
@@ -198,13 +199,16 @@ class JointSettings:
     whole_image_weight  of the focus encoder's own answer on the whole image
     """
 
-    epochs: int = 60
-    encoder_lr: float = 0.01
-    classifier_lr: float = 0.1
-    weight_decay: float = 1e-4
-    own_head_weight: float = 1.0
-    distill_weight: float = 1.0
-    whole_image_weight: float = 0.0
+    epochs: Epochs = 60
+    encoder_lr: Rate = 0.01
+    classifier_lr: Rate = 0.1
+    weight_decay: WeightDecay = 1e-4
+    own_head_weight: Weight = 1.0
+    distill_weight: Weight = 1.0
+    whole_image_weight: Weight = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -224,14 +228,14 @@ class TrainSettings:
     weights: str | None = None
     start: str | None = None
     stages: tuple[str, ...] = ("backbone", "glance", "recognise", "aim", "finetune")
-    rounds: int = 1
-    batch_size: int = 256
-    seed: int = 0
+    rounds: Rounds = 1
+    batch_size: TrainBatchSize = 256
+    seed: Seed = 0
     effort: Literal["quick", "usual", "thorough"] = "usual"
     precision: Literal["no", "bf16", "fp16"] = "no"
-    accumulation: int = 1
-    checkpoint_minutes: float = 5.0
-    keep_glances_mib: int = 1024
+    accumulation: BatchSize = 1
+    checkpoint_minutes: Minutes = 5.0
+    keep_glances_mib: Mebibytes = 1024
     small: SmallSettings = field(default_factory=SmallSettings)
     backbone: InitialiseSettings = field(default_factory=InitialiseSettings)
     small_glance: SmallSettings = field(default_factory=SmallSettings)
@@ -243,6 +247,9 @@ class TrainSettings:
     joint: JointSettings = field(default_factory=JointSettings)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if len(self.stages) > _MOST_STAGES:
+            raise BadSetting(f"a run has at most {_MOST_STAGES} stages, but got {len(self.stages)}.")
         for name in self.stages:
             if name not in STAGES:
                 raise BadSetting(f"there is no stage {name!r}. Stages are {', '.join(STAGES)}.")
@@ -252,8 +259,6 @@ class TrainSettings:
                     f"the stage {name} draws small scenes of a built-in world ({', '.join(WORLDS)}), "
                     f"which {self.data.source} is not. Leave it out."
                 )
-            if len(small.scenes) != 2:
-                raise BadSetting(f"{name}.scenes are two counts (train, val), but got {list(small.scenes)}.")
             least_px = math.ceil(4 * self.data.signs.radius_max_px)
             if name in self.stages and self.data.source == "signs" and small.side_px < least_px:
                 raise BadSetting(
@@ -274,15 +279,6 @@ class TrainSettings:
                 )
         if not self.stages:
             raise BadSetting("there is nothing to train: no stage was named.")
-        if self.rounds < 1 or self.batch_size < 2 or self.accumulation < 1:
-            raise BadSetting(
-                f"rounds and accumulation must be at least 1 and batch_size at least 2, but got {self.rounds}, "
-                f"{self.accumulation} and {self.batch_size}."
-            )
-        for stage in STAGES:
-            epochs = getattr(self, stage).epochs
-            if epochs < 0:
-                raise BadSetting(f"{stage}.epochs must not be negative, but got {epochs}.")
         if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
             raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
 

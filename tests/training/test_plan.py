@@ -1,0 +1,105 @@
+"""What a run will take is known before it starts, and measuring it changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from glancefocus.data.datasets import Data, open_data
+from glancefocus.errors import BadRun
+from glancefocus.network.assemble import build
+from glancefocus.training import plan as plan_module
+from glancefocus.training.memory_need import bytes_per_image, training_bytes
+from glancefocus.training.plan import Plan, StagePlan, measure_plan, parts_that_fit
+from glancefocus.training.plan_words import duration, plan_words
+from glancefocus.training.run import build_stage
+from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import Workshop
+
+PLAN = Plan((StagePlan("backbone", 2, 3, 1.0, 4.0), StagePlan("aim", 1, 5, 2.0, 0.0)), 6.0, 3 << 30)
+
+
+@pytest.fixture
+def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
+    return tiny_settings(stages=["backbone", "glance", "recognise", "aim", "finetune"])
+
+
+@pytest.fixture
+def data(settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
+    return open_data(settings.data, settings.network.view)
+
+
+def test_the_parts_of_a_plan_add_up() -> None:
+    assert PLAN.total_s == 2 * (3 + 4) + 10 + 6
+    assert PLAN.done_s(0, epoch=1, step=2) == 7 + 2
+    assert PLAN.done_s(1, step=1) == 14 + 2
+    assert PLAN.done_s(2) == 24
+
+
+def test_measuring_times_every_stage_and_leaves_the_network_alone(settings: TrainSettings, data: Data) -> None:
+    net = build(settings.network)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
+    plan = measure_plan(workshop, build_stage, parts=1, peak_bytes=1)
+    assert [stage.name for stage in plan.stages] == settings.plan()
+    assert [stage.updates for stage in plan.stages] == [3] * 5  # 24 scenes in batches of 8
+    assert all(stage.update_s > 0 and stage.validation_s > 0 for stage in plan.stages)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_a_larger_batch_takes_more_memory_and_parts_take_less(settings: TrainSettings) -> None:
+    more = training_bytes(replace(settings, batch_size=800)) - training_bytes(settings)
+    assert more == pytest.approx(1.25 * 792 * bytes_per_image(settings)["backbone"], rel=1e-6)
+    assert training_bytes(replace(settings, batch_size=800, accumulation=100)) == training_bytes(settings)
+
+
+def test_what_autograd_keeps_is_counted() -> None:
+    """One 3x3 convolution keeps its input, and a ReLU behind it its output; of two images, one counts."""
+    from glancefocus.training.memory_need import _kept
+
+    with torch.device("meta"):
+        module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    assert _kept(module, 1, 10, 10) == 4 * (3 + 8) * 100
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts(
+    settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = replace(settings, batch_size=1024)
+    whole, quarter = training_bytes(wide), training_bytes(replace(wide, accumulation=4))
+    monkeypatch.setattr(plan_module, "available_bytes", lambda: quarter - plan_module.PROCESS_BYTES)
+    assert parts_that_fit(wide, data) == (4, quarter)
+    monkeypatch.setattr(plan_module, "available_bytes", lambda: whole)
+    assert parts_that_fit(wide, data)[0] == 1
+
+
+def test_what_fits_in_no_number_of_parts_is_refused(
+    settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "available_bytes", lambda: -(600 << 20))
+    with pytest.raises(
+        BadRun, match=r"needs about 0\.\d GB of memory even for one image at a time, but 0\.1 GB are free"
+    ):
+        parts_that_fit(settings, data)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (45, "45 s"), (700, "12 min"), (9000, "2.5 h"), (400_000, "4.6 days")]
+)
+def test_durations_are_rounded(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: Data) -> None:
+    said = plan_words(PLAN, settings, data, Path("runs/signs"), torch.device("cpu")).splitlines()
+    lines = {line.split()[0]: line for line in said}
+    assert list(lines) == ["data", "classes", "network", "stages", "batch", "device", "memory", "time", "folder", "or"]
+    assert "24 to learn from, 10 held out" in lines["data"]
+    assert "backbone 2, aim 1 (epochs)" in lines["stages"]
+    assert "about 3.0 GB" in lines["memory"]
+    assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, measuring the result 6 s)" in lines["time"]
+    assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
