@@ -247,7 +247,6 @@ class Bundle:
         wait_ms: float | None = None,
     ) -> Iterator[Outcome]:
         """The same for batches of images that are viewed and normalised already."""
-        check_threads()
         scenes = (self._scene(batch) if batch else None for batch in batches)
         outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
         return (self._named(outcome, rule) for outcome in without_gradients(outcomes))
@@ -281,13 +280,7 @@ class Bundle:
 
         ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
         """
-<<<<<<< HEAD
-        if batch_size < 1:
-            raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
-        check_threads()
-=======
         _check_batch(batch_size)
->>>>>>> main
         if not images:
             raise BadImage("there are no pictures to look at.")
         parts = []
@@ -308,6 +301,7 @@ class Bundle:
         return self._named(Outcome.join(parts), rule)
 
     def _scene(self, images: Sequence[Tensor]) -> Scene:
+        check_threads()
         return as_scene([image.to(self.device) for image in images], self.settings.view)
 
     def _named(self, outcome: Outcome, rule: ExitRule) -> Outcome:
