@@ -14,6 +14,7 @@
     ├── BadExport             a place that no export can be put into, or an export that does not answer as its bundle
     ├── ForkedThreads         a network is asked in a forked process, and its threads stayed in the other one
     └── MissingExtra          an optional dependency that is not installed
+        ├── MissingPackage      one that is in no extra of ours
         └── MissingEnvironment  one that does not install beside the others
 
 The command prints the message and exits with 2.
@@ -92,6 +93,15 @@ class MissingExtra(GlancefocusError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")
+
+
+class MissingPackage(MissingExtra):
+    """An optional dependency that is in no extra of ours."""
+
+    def __init__(self, package: str) -> None:
+        GlancefocusError.__init__(
+            self, f"this needs the package {package!r}. Install it with: pip install {package}."
+        )
 
 
 class MissingEnvironment(MissingExtra):

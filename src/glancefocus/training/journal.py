@@ -1,4 +1,4 @@
-"""What a run tells: one JSON line an epoch, TensorBoard events where it is installed, progress for people."""
+"""What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
 import json
 import time
@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from glancefocus.errors import BadRun
+from glancefocus.training.trackers import Trackers
 
 
 class Journal:
     """Notes of a run. Only the main process has one that writes."""
 
-    def __init__(self, folder: Path, *, writes: bool, quiet: bool) -> None:
+    def __init__(self, folder: Path, *, writes: bool, quiet: bool, trackers: Trackers | None = None) -> None:
         self.file = folder / "metrics.jsonl"
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
@@ -28,7 +29,7 @@ class Journal:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._board = _tensorboard(folder / "tensorboard") if writes else None
+        self._trackers = trackers
         self._task: Any = None
         self._started = time.monotonic()
 
@@ -52,11 +53,11 @@ class Journal:
         if self._task is not None:
             self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
-    def epoch(self, row: dict[str, Any], number: int) -> None:
+    def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
         if self.writes:
             try:
-                self._write(row, number)
+                self._write(row)
             except OSError as error:
                 raise BadRun(
                     f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
@@ -69,21 +70,21 @@ class Journal:
             soft_wrap=True,
         )
 
-    def _write(self, row: dict[str, Any], number: int) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         with self.file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
-        if self._board is not None:
-            for name, value in _flat(row):
-                self._board.add_scalar(f"{row['stage']}/{name}", value, number)
-            self._board.flush()
+        if self._trackers is not None:
+            epochs_done = self.file.read_bytes().count(b"\n")
+            for problem in self._trackers.log(row, epochs_done):
+                self.say(problem)
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
-        if self._board is not None:
-            self._board.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 def _brief(numbers: dict[str, Any]) -> str:
@@ -101,21 +102,3 @@ def _brief(numbers: dict[str, Any]) -> str:
         elif value is not None:
             parts.append(f"{word} {value:.3f}")
     return "  ".join(parts)
-
-
-def _flat(row: dict[str, Any]) -> list[tuple[str, float]]:
-    flat: list[tuple[str, float]] = []
-    for name, value in row.items():
-        if isinstance(value, list):
-            flat += [(f"{name}/{i}", float(v)) for i, v in enumerate(value, start=1)]
-        elif isinstance(value, (int, float)):
-            flat.append((name, float(value)))
-    return flat
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))

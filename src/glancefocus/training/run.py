@@ -7,7 +7,7 @@ number. So a checkpoint needs no state of generators, and a resumed run repeats 
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,14 +43,20 @@ from glancefocus.training.stage2_aim import AimStage
 from glancefocus.training.stage3_finetune import FinetuneStage
 from glancefocus.training.stage_joint import JointStage
 from glancefocus.training.stage_point import PointStage
+from glancefocus.training.trackers import Trackers, chosen_trackers
 
 
 class Interrupted(KeyboardInterrupt):
     """Stopped by the user, with everything saved."""
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bundle:
-    """Go through all stages, or through what is left of them; returns the bundle that was written at the end."""
+def train(
+    settings: TrainSettings, folder: Path, *, quiet: bool = False, track: Sequence[str] | None = None
+) -> Bundle:
+    """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
+
+    track  the trackers to send figures to, see chosen_trackers
+    """
     # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
     on_cpu = not torch.accelerator.is_available()
     if settings.precision == "fp16" and on_cpu:
@@ -60,7 +66,8 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
     if main:
         prepare_folder(folder, settings)
     accelerator.wait_for_everyone()
-    journal = Journal(folder, writes=main, quiet=quiet)
+    trackers = Trackers(folder, to_plain(settings), chosen_trackers(track)) if main else None
+    journal = Journal(folder, writes=main, quiet=quiet, trackers=trackers)
     try:
         data = open_data(settings.data, settings.network.view, _tell(journal), frames=settings.network.frames)
         if data.bad_files:
@@ -209,7 +216,7 @@ class _Training:
                 f"Try another seed, {'a higher point.lr' if stage.name == 'point' else 'aim.deviation 0.2'}, "
                 "or more epochs of the stages before it."
             )
-        self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
+        self.journal.epoch(row)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
 
