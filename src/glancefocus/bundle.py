@@ -30,6 +30,7 @@ from glancefocus.data.views import Picture, Placement, notes_of, several, view_a
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
+from glancefocus.hub import hub_name, publish
 from glancefocus.latency import Latency, device_name
 from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
 from glancefocus.model_card import model_card
@@ -330,6 +331,10 @@ class Bundle:
                 aside.replace(folder / name)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
+
+    def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Publish the bundle as `user/name` on Hugging Face's hub, see hub.publish; returns its address."""
+        return publish(self, hub_name(name), private=private, token=token)
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of everything but the weights."""

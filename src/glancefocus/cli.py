@@ -12,7 +12,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
+from glancefocus.commands.words import BundleName, Json, LightWeights, Runtime, Threads
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
@@ -71,7 +71,7 @@ def import_(
 
 @app.command
 def predict(
-    bundle: Path,
+    bundle: BundleName,
     files: Annotated[list[str], Parameter(allow_leading_hyphen=True)],  # a lone - is standard input
     *,
     looks: int | None = None,
@@ -97,8 +97,6 @@ def predict(
 
     Parameters
     ----------
-    bundle
-        A folder written by training or by `gf import`.
     files
         Image files, folders, or - for one image on standard input. For a network of clips video files, folders of frames, and
         folders of these.
@@ -134,9 +132,10 @@ def predict(
                 "option", word, options, "A file whose name begins so is named with its folder: ./-a.png."
             )
     from glancefocus.commands.predict import predict_files
+    from glancefocus.hub import local_folder
 
     return predict_files(
-        bundle,
+        local_folder(bundle),
         files,
         looks=looks,
         thresholds=None if thresholds is None else _numbers(thresholds),

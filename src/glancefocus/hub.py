@@ -1,15 +1,19 @@
 """Bundles on Hugging Face's hub: fetched by name, only the files of a bundle and within limits; and published."""
 
+import os
+import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from glancefocus.bundle_files import MAX_SETTINGS_BYTES, SETTINGS_FILE, WEIGHTS_FILE
 from glancefocus.errors import BadBundle, BadSetting
-from glancefocus.files import cache_folder
+from glancefocus.files import cache_folder, replace_folder, write_text
 
 if TYPE_CHECKING:
     from glancefocus.bundle import Bundle
@@ -33,7 +37,22 @@ class HubName:
 
 def is_hub_name(path: str | Path) -> bool:
     """Whether this names a bundle on the hub, and not a file or folder."""
-    return str(path).startswith(PREFIX)
+    return str(path).startswith((PREFIX, str(Path(PREFIX))))  # a Path has one slash of two
+
+
+def local_folder(path: str | Path) -> Path:
+    """The folder of a bundle on this machine: fetched where the path names one on the hub, else the path itself."""
+    return fetch(hub_name(str(path))) if is_hub_name(path) else Path(path)
+
+
+def refuse_writing(path: str | Path) -> None:
+    """Refuse to change a bundle that is on the hub."""
+    if is_hub_name(path):
+        name = hub_name(str(path))
+        raise BadBundle(
+            f"{name} is on the hub and cannot be changed from here. Copy it to a folder first: "
+            f"hf download {name.repository} --local-dir FOLDER, and name that folder."
+        )
 
 
 def hub_name(text: str) -> HubName:
@@ -41,7 +60,7 @@ def hub_name(text: str) -> HubName:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    repository, at, revision = text.removeprefix(PREFIX).partition("@")
+    repository, at, revision = text.removeprefix("hf:").lstrip("/").partition("@")
     try:
         if repository.count("/") != 1 or (at and not revision):
             raise HFValidationError
@@ -54,7 +73,7 @@ def hub_name(text: str) -> HubName:
 
 
 def fetch(name: HubName) -> Path:
-    """The folder of a bundle's files in the hub's cache of this machine, where they are downloaded unless they are there already.
+    """A folder with the bundle's files, which are downloaded into the hub's cache unless they are there already.
 
     Without a network the newest copy that is there is taken.
     """
@@ -62,11 +81,51 @@ def fetch(name: HubName) -> Path:
 
     with _sentences(name, "fetched"):
         commit = _checked_commit(name)
+        if commit is not None:
+            _remember(name, commit)
+        kept = commit or _remembered(name) or name.revision
         files = [
-            Path(hf_hub_download(name.repository, file, revision=commit or name.revision, local_files_only=commit is None))
-            for file in _LIMITS
+            Path(hf_hub_download(name.repository, file, revision=kept, local_files_only=commit is None)) for file in _LIMITS
         ]
-    return files[0].parent
+    return _own_folder(name, files)
+
+
+def _place(name: HubName) -> Path:
+    """Where we keep what belongs to a repository."""
+    return cache_folder() / "hub" / name.repository.replace("/", "--")
+
+
+def _remember(name: HubName, commit: str) -> None:
+    """Keep which commit a branch was at, for times without a network."""
+    place = _place(name)
+    place.mkdir(parents=True, exist_ok=True)
+    write_text(place / f"at-{quote(name.revision or 'main', safe='')}", commit)
+
+
+def _remembered(name: HubName) -> str | None:
+    try:
+        commit = (_place(name) / f"at-{quote(name.revision or 'main', safe='')}").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return commit if re.fullmatch("[0-9a-f]{40}", commit) else None
+
+
+def _own_folder(name: HubName, files: Sequence[Path]) -> Path:
+    """The files under names of ours, so that what is written beside a bundle lies in our cache."""
+    folder = _place(name) / files[0].parent.name
+    if not all((folder / file.name).is_file() for file in files):
+        with replace_folder(folder) as aside:
+            for file in files:
+                _link(file.resolve(), aside / file.name)
+    return folder
+
+
+def _link(file: Path, link: Path) -> None:
+    """The same content under another name; a copy where there are no links, or the other name is on another disk."""
+    try:
+        os.link(file, link)
+    except OSError:
+        shutil.copyfile(file, link)
 
 
 def _checked_commit(name: HubName) -> str | None:
@@ -141,7 +200,7 @@ def _sentences(name: HubName, done: str) -> Iterator[None]:
         ) from None
     except errors.HfHubHTTPError as error:
         raise BadBundle(f"{name} cannot be {done}: {_refusal(error, hub, log_in)}") from None
-    except (httpx2.HTTPError, OSError, ValueError) as error:
+    except (httpx2.HTTPError, OSError, ValueError, RuntimeError) as error:
         raise BadBundle(f"{name} cannot be {done}: {str(error).strip() or type(error).__name__}") from None
 
 

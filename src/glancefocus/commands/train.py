@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from glancefocus.training.run_folder import BUNDLE_FOLDER, prepare_folder
 from glancefocus.training.settings import TrainSettings
 
 
-def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
+def run_training(settings: TrainSettings, folder: Path, *, as_json: bool, track: Sequence[str] | None) -> None:
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
     try:
-        bundle = train(settings, folder, quiet=as_json)
+        bundle = train(settings, folder, quiet=as_json, track=track)
     except Interrupted:
         notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
         raise

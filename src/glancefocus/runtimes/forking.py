@@ -57,11 +57,11 @@ def watch(pooled: Pooled) -> None:
 def _after_fork() -> None:
     _Torch.lost, _Torch.here = max(_Torch.lost, _Torch.here), 1
     for pooled in list(_pooled):
-        if pooled.threads > 1:
-            pooled.lost_threads = True
-            for owner in pooled.held():
-                # Its destructor would wait for the threads, too, so it is never freed in this process.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+        pooled.lost_threads = pooled.threads > 1
+        for owner in pooled.held():
+            # Its destructor would wait for the threads, too, so it is never freed in this process. OpenVINO has one more thread
+            # than it computes with.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
 
 @functools.cache

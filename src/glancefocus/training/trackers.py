@@ -3,6 +3,7 @@
 None is required. A step that was sent is not sent again when a run goes on from a checkpoint: its figures would be the same.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -67,7 +68,8 @@ class Trackers:
 
     def close(self) -> None:
         for tracker in self._open.values():
-            tracker.finish()
+            with contextlib.suppress(Exception):  # everything was sent after its epoch
+                tracker.finish()
         self._open.clear()
 
 
