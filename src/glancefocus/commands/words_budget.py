@@ -21,6 +21,7 @@ def evaluate(
     threads: Threads = None,
     workers: int = 0,
     max_bad_files: int = 10,
+    rivals: Literal["none", "as-is", "tuned"] = "as-is",
     json: Json = False,
 ) -> None:
     """Measure a bundle on labelled images: accuracy per look, at every budget, by every exit score; with a report.
@@ -44,6 +45,9 @@ def evaluate(
         Processes that read files.
     max_bad_files
         So many unreadable files are skipped; one more stops.
+    rivals
+        What to compare with: the run's backbone on the same images resized to several sizes, as it is; tuned: also tuned at two
+        smaller sizes, which takes as long as training it again; none: nothing.
     """
     from glancefocus.commands.evaluate import evaluate_bundle
     from glancefocus.hub import local_folder
@@ -60,6 +64,7 @@ def evaluate(
         threads=threads,
         workers=workers,
         max_bad_files=max_bad_files,
+        rivals=rivals,
         as_json=json,
     )
 
