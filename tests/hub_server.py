@@ -5,8 +5,8 @@ import hashlib
 import json
 import re
 import threading
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -42,7 +42,9 @@ class Hub:
 
     def content(self, repository: str, revision: str) -> dict[str, bytes]:
         commit = self.commit_of(repository, revision)
-        return next(files for name, files in self.files[repository].items() if self.commit_of(repository, name) == commit)
+        return next(
+            files for name, files in self.files[repository].items() if self.commit_of(repository, name) == commit
+        )
 
     @contextmanager
     def serving(self) -> Iterator["Hub"]:
@@ -91,7 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             return self._create(json.loads(body))
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
-            files = [{**file, "uploadMode": _mode(file["path"]), "shouldIgnore": False} for file in json.loads(body)["files"]]
+            files = [
+                {**file, "uploadMode": _mode(file["path"]), "shouldIgnore": False} for file in json.loads(body)["files"]
+            ]
             return self._answer(200, {"files": files})
         if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", self.path):
             upload = [
@@ -179,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, *message: Any) -> None:
         pass
 
 

@@ -39,7 +39,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     spec.loader.exec_module(module)
     with module.Hub().serving() as serving:
         monkeypatch.setattr(constants, "ENDPOINT", serving.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", serving.address + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", serving.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
@@ -84,7 +86,11 @@ def test_a_revision_is_fetched_by_its_name(published: Any) -> None:
     files["v1"] = older
     assert gf.load("hf://anna/birds@v1", device="cpu").thresholds == (0.9, 0.9, 0.0)
     assert gf.load("hf://anna/birds", device="cpu").thresholds == (0.4, 0.4, 0.0)
-    assert gf.load(f"hf://anna/birds@{published.commit_of('anna/birds', 'v1')}", device="cpu").thresholds == (0.9, 0.9, 0.0)
+    assert gf.load(f"hf://anna/birds@{published.commit_of('anna/birds', 'v1')}", device="cpu").thresholds == (
+        0.9,
+        0.9,
+        0.0,
+    )
     with pytest.raises(BadBundle, match="has no branch, tag or commit named 'v2'"):
         gf.load("hf://anna/birds@v2")
 
@@ -108,13 +114,15 @@ def test_without_a_network_a_sentence_comes_within_seconds(
         unused.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"  # where nothing listens
         monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         started = time.monotonic()
         with pytest.raises(BadBundle, match="does not answer, and there is no copy on this machine. Check the network"):
             gf.load("hf://anna/birds")
+        assert time.monotonic() - started < 10  # a fraction of a second; the hub's client alone would try for 45
         with pytest.raises(BadBundle, match="hf://anna/birds cannot be published: "):
             small_bundle().push_to_hub("anna/birds", token=TOKEN)
-        assert time.monotonic() - started < 10
 
 
 def test_a_hub_that_does_not_answer_is_waited_for_a_few_seconds(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +131,9 @@ def test_a_hub_that_does_not_answer_is_waited_for_a_few_seconds(hub: Any, monkey
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         with pytest.raises(BadBundle, match="does not answer, and there is no copy"):
             gf.load("hf://anna/birds")
 
@@ -131,15 +141,21 @@ def test_a_hub_that_does_not_answer_is_waited_for_a_few_seconds(hub: Any, monkey
 def test_what_is_not_there_or_not_allowed_is_said(
     published: Any, small_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadBundle, match="there is no anna/bird on .*, or it is private. Check the name; if it is private"):
+    with pytest.raises(
+        BadBundle, match="there is no anna/bird on .*, or it is private. Check the name; if it is private"
+    ):
         gf.load("hf://anna/bird")
     published.files["anna/text"] = {"main": {"README.md": b"# a model of words"}}
     with pytest.raises(BadBundle, match="hf://anna/text is not a bundle of glancefocus: bundle.json or model.safeten"):
         gf.load("hf://anna/text")
     published.gated.add("anna/birds")
-    with pytest.raises(BadBundle, match="only for those who were given access. Ask for it at http.*anna/birds, then log"):
+    with pytest.raises(
+        BadBundle, match="only for those who were given access. Ask for it at http.*anna/birds, then log"
+    ):
         gf.load("hf://anna/birds")
-    with pytest.raises(BadBundle, match="cannot be published: .* does not allow it .status 401.. You may need another tok"):
+    with pytest.raises(
+        BadBundle, match="cannot be published: .* does not allow it .status 401.. You may need another tok"
+    ):
         small_bundle().push_to_hub("anna/others", token="hf_wrong")
 
 
@@ -178,7 +194,14 @@ def test_names_are_taken_apart() -> None:
     assert is_hub_name("hf://x")
     assert is_hub_name(Path("hf://anna/birds"))
     assert not is_hub_name("runs/hf/bundle")
-    for name in ("hf://birds", "hf://anna/birds/more", "hf://anna/birds@", "hf://../birds", "hf://anna/bi rds", "hf://"):
+    for name in (
+        "hf://birds",
+        "hf://anna/birds/more",
+        "hf://anna/birds@",
+        "hf://../birds",
+        "hf://anna/bi rds",
+        "hf://",
+    ):
         with pytest.raises(BadSetting, match="does not name a bundle on the hub. Write hf://user/name"):
             hub_name(name)
     with pytest.raises(BadSetting, match="published to a repository's main branch. Leave @v1 out"):
@@ -204,4 +227,6 @@ def test_the_command_takes_a_name_of_the_hub(published: Any, tmp_path: Path) -> 
 
 def test_a_bundle_on_the_hub_is_not_changed(gf: Callable[..., str]) -> None:
     said = gf("budget", "hf://anna/birds", "signs", "--macs", "1e6", code=2)
-    assert "hf://anna/birds is on the hub and cannot be changed from here. Copy it to a folder first: hf download" in said
+    assert (
+        "hf://anna/birds is on the hub and cannot be changed from here. Copy it to a folder first: hf download" in said
+    )

@@ -68,7 +68,7 @@ def photos(tmp_path: Path) -> Path:
 
 def traced(log: Path) -> list[str]:
     """The words that let strace note every connection of compiled code, too; none where there is no strace."""
-    words = ["strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(log)]
+    words = ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(log)]
     if shutil.which("strace") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         return []
     return words
@@ -78,8 +78,14 @@ def test_no_command_reaches_for_the_network_or_writes_elsewhere(tmp_path: Path, 
     home, output, temporary = (tmp_path / name for name in ("home", "output", "temporary"))
     for folder in (home, output, temporary):
         folder.mkdir()
-    cache, bundle, picture = home / ".cache" / "glancefocus", output / "run" / "bundle", photos / "val" / "cat" / "0.png"
-    network = "--backbone test_resnet --weights none --glance-px 32 --patch-px 32 --looks 2 --height-px 64 --width-px 64"
+    cache, bundle, picture = (
+        home / ".cache" / "glancefocus",
+        output / "run" / "bundle",
+        photos / "val" / "cat" / "0.png",
+    )
+    network = (
+        "--backbone test_resnet --weights none --glance-px 32 --patch-px 32 --looks 2 --height-px 64 --width-px 64"
+    )
     epochs = [f"{stage}.epochs=1" for stage in ("initialise", "recognise", "aim", "finetune")]
     train = ["train", str(photos), "-o", str(output / "run"), *network.split(), "--batch-size", "4", "--workers", "0"]
     commands = [
@@ -90,7 +96,13 @@ def test_no_command_reaches_for_the_network_or_writes_elsewhere(tmp_path: Path, 
         ["evaluate", str(bundle), str(photos), "-o", str(output / "report")],
         *(["export", str(bundle), "--to", to, "-o", str(output / to)] for to in ("onnx", "openvino")),
     ]
-    own = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "GLANCEFOCUS_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    own = (
+        "ORT_DISABLE_TELEMETRY",
+        "HF_HUB_DISABLE_TELEMETRY",
+        "GLANCEFOCUS_CACHE",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+    )
     may_write = os.pathsep.join(str(folder) for folder in (cache, output, temporary))
     environment = {name: value for name, value in os.environ.items() if name not in own} | {
         "HOME": str(home),

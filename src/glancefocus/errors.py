@@ -99,9 +99,7 @@ class MissingPackage(MissingExtra):
     """An optional dependency that is in no extra of ours."""
 
     def __init__(self, package: str) -> None:
-        GlancefocusError.__init__(
-            self, f"this needs the package {package!r}. Install it with: pip install {package}."
-        )
+        GlancefocusError.__init__(self, f"this needs the package {package!r}. Install it with: pip install {package}.")
 
 
 class MissingEnvironment(MissingExtra):

@@ -85,7 +85,8 @@ def fetch(name: HubName) -> Path:
             _remember(name, commit)
         kept = commit or _remembered(name) or name.revision
         files = [
-            Path(hf_hub_download(name.repository, file, revision=kept, local_files_only=commit is None)) for file in _LIMITS
+            Path(hf_hub_download(name.repository, file, revision=kept, local_files_only=commit is None))
+            for file in _LIMITS
         ]
     return _own_folder(name, files)
 

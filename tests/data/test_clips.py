@@ -235,7 +235,10 @@ def test_frames_are_ordered_by_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("digits", ["٠١٢٣٤٥٦٧٨٩", "⁰¹²³⁴⁵⁶⁷⁸⁹", "①", "०१२३४५६७८९"])
 def test_frames_are_ordered_by_numbers_in_digits_of_any_kind(tmp_path: Path, digits: str) -> None:
     counted = [str(number) for number in range(2, 12)] if len(digits) == 10 else ["2", "10"]
-    spelt = ["".join(digits[int(d)] for d in number) if len(digits) == 10 else chr(0x245F + int(number)) for number in counted]
+    spelt = [
+        "".join(digits[int(d)] for d in number) if len(digits) == 10 else chr(0x245F + int(number))
+        for number in counted
+    ]
     folder = frame_folder(tmp_path / "clip", [f"frame{number}.png" for number in spelt])
     assert numbers(folder, len(spelt)).frames == list(range(len(spelt)))
 

@@ -97,9 +97,7 @@ def test_eight_threads_get_the_answers_of_one_from_compiled_parts(folder: Path) 
 
 
 @pytest.mark.parametrize("runtime", ["eager", "openvino"])
-def test_eight_threads_get_the_answers_of_one_for_clips(
-    small_bundle: Callable[..., Bundle], runtime: str
-) -> None:
+def test_eight_threads_get_the_answers_of_one_for_clips(small_bundle: Callable[..., Bundle], runtime: str) -> None:
     bundle = small_bundle(frames=2, shift_div=4, classifier="cascaded", first_answer="own_head").use(runtime)
     assert_same_from_threads(bundle, images(24, frames=2), batch=1)
 

@@ -176,7 +176,9 @@ def test_a_tracker_that_does_not_start_is_said_before_training(
     tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_REFUSES", "1")
-    with pytest.raises(BadRun, match="the tracker wandb could not be started: api_key not configured. Correct that, or"):
+    with pytest.raises(
+        BadRun, match="the tracker wandb could not be started: api_key not configured. Correct that, or"
+    ):
         Trackers(tmp_path, SETTINGS, ("wandb",))
 
 

@@ -47,4 +47,5 @@ def export(
     from glancefocus.hub import local_folder
 
     export_folder(
-        local_folder(bundle), output, ExportAsked(to, images, max_images, int8, calibrate, max_drop), as_json=json)
+        local_folder(bundle), output, ExportAsked(to, images, max_images, int8, calibrate, max_drop), as_json=json
+    )

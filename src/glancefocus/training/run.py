@@ -33,9 +33,7 @@ from glancefocus.training.stage import Workshop
 from glancefocus.training.trackers import Trackers, chosen_trackers
 
 
-def train(
-    settings: TrainSettings, folder: Path, *, quiet: bool = False, track: Sequence[str] | None = None
-) -> Bundle:
+def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, track: Sequence[str] | None = None) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
     track  the trackers to send figures to, see chosen_trackers

@@ -39,7 +39,9 @@ class Trackers:
                 self._open[name] = _OPEN[name](folder, known)
                 if known["steps"] == 0:
                     _store_settings(name, self._open[name], _flat(settings))
-            except Exception as error:  # each tracker has errors of its own: not logged in, no such server, no disk space
+            except (
+                Exception
+            ) as error:  # each tracker has errors of its own: not logged in, no such server, no disk space
                 reason = str(error).strip() or type(error).__name__
                 raise BadRun(
                     f"the tracker {name} could not be started: {reason}. Correct that, or leave {name} out of --track."
@@ -119,7 +121,9 @@ def _mlflow(folder: Path, known: dict[str, Any]) -> Any:
 
     if "MLFLOW_TRACKING_URI" not in os.environ:  # else it would write to the current folder
         mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
-    tracker = MLflowTracker("glancefocus", logging_dir=str(folder / "mlflow"), run_name=folder.name, run_id=known["run"])
+    tracker = MLflowTracker(
+        "glancefocus", logging_dir=str(folder / "mlflow"), run_name=folder.name, run_id=known["run"]
+    )
     known["run"] = _started(tracker).tracker.info.run_id
     return tracker
 

@@ -22,5 +22,7 @@ class Graphs:
         self.graphs = {name: core.compile_model(str(file), "CPU", told) for name, file in files.items()}
 
     def __call__(self, graph: str, *inputs: Array) -> list[Array]:
-        outputs = self.graphs[graph].create_infer_request().infer(list(inputs))  # one for each call, for calls from several threads
+        outputs = (
+            self.graphs[graph].create_infer_request().infer(list(inputs))
+        )  # one for each call, for calls from several threads
         return [np.array(outputs[index]) for index in range(len(outputs))]
