@@ -83,23 +83,21 @@ def test_no_command_reaches_for_the_network_or_writes_elsewhere(tmp_path: Path, 
         output / "run" / "bundle",
         photos / "val" / "cat" / "0.png",
     )
-    network = (
-        "--backbone test_resnet --weights none --glance-px 32 --patch-px 32 --looks 2 --height-px 64 --width-px 64"
-    )
-    epochs = [f"{stage}.epochs=1" for stage in ("initialise", "recognise", "aim", "finetune")]
-    train = ["train", str(photos), "-o", str(output / "run"), *network.split(), "--batch-size", "4", "--workers", "0"]
+    network = "--backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 --height-px 64 --width-px 64"
+    quick = "--weights none --rivals none --stages 1 --set recognise.epochs=1 --batch-size 4 --workers 0"
     commands = [
         ["models"],
-        [*train, *(word for setting in epochs for word in ("--set", setting))],
-        *(["predict", str(bundle), str(picture), "--runtime", name] for name in ("plain", "eager", "onnx", "openvino")),
+        ["train", str(photos), "-o", str(output / "run"), *network.split(), *quick.split()],
+        *(["predict", str(bundle), str(picture), "--runtime", name] for name in ("eager", "onnx", "openvino")),
         ["predict", str(bundle), str(picture), "--runtime", "onnx", "--light-weights"],
-        ["evaluate", str(bundle), str(photos), "-o", str(output / "report")],
-        *(["export", str(bundle), "--to", to, "-o", str(output / to)] for to in ("onnx", "openvino")),
+        ["export", str(bundle), "--to", "openvino", "-o", str(output / "openvino")],
     ]
     own = (
         "ORT_DISABLE_TELEMETRY",
         "HF_HUB_DISABLE_TELEMETRY",
         "GLANCEFOCUS_CACHE",
+        "MPLCONFIGDIR",
+        "TORCHINDUCTOR_CACHE_DIR",
         "XDG_CACHE_HOME",
         "XDG_CONFIG_HOME",
     )
