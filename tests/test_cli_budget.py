@@ -256,7 +256,7 @@ def test_evaluate_ends_with_the_verdict(gf: Run, bundle: Path, pets: Path, tmp_p
 def test_evaluate_takes_the_split_that_is_named_and_may_leave_time_out(gf: Run, bundle: Path, pets: Path) -> None:
     found = gf("evaluate", bundle, pets, "--split", "val", "--no-latency", "--json")
     assert found["data"] == f"{pets}, val"
-    assert found["chosen_on"] == "one half of these images for the other, both ways"
+    assert found["chosen_on"] == "parts of these images for the other parts, in turns"
     assert found["ms_after_look"] is None
     sentence = gf("evaluate", bundle, pets, "--split", "train", code=2)
     assert sentence == f"gf: {pets} has no split 'train', only val, test."

@@ -30,7 +30,7 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
     with run_farewell(folder / "run"):
-        bundle = train(settings, folder / "run", quiet=as_json)
+        bundle = train(settings, folder / "run", quiet=as_json, planned=True)
         comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
         seconds = time.monotonic() - started
         result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})

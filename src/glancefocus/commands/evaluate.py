@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import output, print_verdict, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.errors import BadData
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
@@ -42,17 +41,20 @@ def evaluate_bundle(
         records = Records(
             bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress
         )
-        name = records.first_of("test", "val", "all", "train") if split is None else records.first_of(split)
-        if name is None:
-            raise BadData(f"{source} has no split {split!r}, only {', '.join(records.names)}.")
+        name = records.to_measure(split)
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
+        chose = records.chose(name)
     tell_bad_files(records.bad_files)
+    remarks = records.remarks(name)
+    for remark in remarks:
+        notice(remark)
     if latency and bundle.latency_here() is None:
         bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=batch_size)]
     check_table(look_table(bundle, record))
     findings = replace(
-        assess(bundle, record, choosing),
+        assess(bundle, record, choosing, chose=chose),
+        remarks=remarks,
         aims=bundle.notes.get("aims"),
         verdict=None
         if rivals == "none"
@@ -88,7 +90,7 @@ def verdict_on(
     if tuned:
         tune_rivals_of(run, quiet=quiet)
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))
-    split = records.splits[record.about.split]
+    split = records.split(record.about.split)
     with progress_bars(quiet=quiet) as progress:
         verdict = judge(
             records.bundle,

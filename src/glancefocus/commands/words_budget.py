@@ -36,7 +36,8 @@ def evaluate(
     output
         Write report.html, figures, and the numbers as JSON and CSV into this folder.
     split
-        Which images to measure on; left out: test, or else val, or else all there are.
+        Which images to measure on: train, val, test or all. Left out: test, or else those that were held out from training, or
+        else all; images that trained the network are recognised by their content and left out.
     latency
         Measure milliseconds on this device in this runtime, too.
     batch_size
@@ -79,6 +80,7 @@ def budget(
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None,
     score: Literal["confidence", "entropy", "value", "random"] | None = None,
     on: Literal["held-out", "train"] = "held-out",
+    split: Literal["train", "val", "test", "all"] | None = None,
     calibrate: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 1,
     runtime: Runtime = None,
@@ -110,6 +112,9 @@ def budget(
         What thresholds are compared with; left out: as the bundle does.
     on
         Choose on held-out images and measure on others, or choose on training images as in the paper.
+    split
+        Which images choose: train, val, test or all; where no others are held out, one half chooses and the other measures. Left
+        out: val. Images that trained the network are left out of val, test and data that it does not know.
     calibrate
         First find one temperature for each look that makes confidences honest.
     batch_size
@@ -126,7 +131,6 @@ def budget(
 
     if store:
         refuse_writing(bundle)
-    asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store)
+    asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store, split)
     set_budget(
-        local_folder(bundle), data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json
-    )
+        local_folder(bundle), data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json)

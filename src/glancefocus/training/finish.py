@@ -29,7 +29,7 @@ def finish_bundle(
     tell  is called with (what, done, total) while rivals answer
     """
     notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
-    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes)
+    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     record = record_looks(
         bundle,
         data.val,

@@ -7,15 +7,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from glancefocus.data.datasets import classes_of
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import write_run_file
+from glancefocus.training.run_data import class_differences, classes_of_run
 from glancefocus.training.settings import STAGES, TrainSettings
 
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
-BACKBONE_FILE, BEST_FILE = "backbone.safetensors", "best.safetensors"
+BACKBONE_FILE, BEST_FILE, PLAN_FILE = "backbone.safetensors", "best.safetensors", "plan.json"
 LOCK_FILE = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
@@ -77,6 +79,9 @@ def prepare_folder(folder: Path, settings: TrainSettings) -> None:
         kept, asked = ({k: v for k, v in t.items() if k not in free} for t in (found, wanted))
         different = list(differences(kept, asked))
         if different and (folder / CHECKPOINT_FILE).exists():
+            if found["network"]["classes"] != wanted["network"]["classes"]:
+                now = classes_of(settings.data.source, settings.network.frames)
+                different = [*class_differences(classes_of_run(folder), now), *different]
             raise BadRun(
                 f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
             )

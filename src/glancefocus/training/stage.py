@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.datasets import Data, Progress
+from glancefocus.data.checking import Progress
+from glancefocus.data.datasets import Data
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.network.glance_focus import GlanceFocus
