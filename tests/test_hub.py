@@ -20,6 +20,8 @@ from PIL import Image
 import glancefocus as gf
 from glancefocus import hub as hub_module
 from glancefocus.bundle import Bundle
+from glancefocus.data.content import DIGEST_DIGITS, Content
+from glancefocus.data.split_record import RecordedFile, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.hub import HubName, hub_name, is_hub_name
 
@@ -69,6 +71,20 @@ def test_a_published_bundle_answers_as_it_did(published: Any, small_bundle: Call
     assert bundle.thresholds == (0.4, 0.4, 0.0)
     assert bundle.fingerprint == own.fingerprint
     torch.testing.assert_close(bundle.predict(images(), looks=2).logits, own.predict(images(), looks=2).logits)
+
+
+def test_the_record_of_the_split_is_published_unless_it_is_left_out(
+    hub: Any, small_bundle: Callable[..., Bundle]
+) -> None:
+    bundle = small_bundle()
+    files = [RecordedFile("train", "cat/1.jpg", 0, Content(3, "0" * DIGEST_DIGITS))]
+    bundle.split = SplitRecord.of("photos", bundle.classes, files, val_share=None, seed=0)
+    bundle.push_to_hub("anna/open", token=TOKEN)
+    found = gf.load("hf://anna/open", device="cpu").split
+    assert found is not None
+    assert list(found.files()) == files
+    bundle.push_to_hub("anna/closed", token=TOKEN, split=False)
+    assert gf.load("hf://anna/closed", device="cpu").split is None
 
 
 def test_only_files_of_a_bundle_are_fetched(published: Any) -> None:

@@ -34,7 +34,8 @@ GUARDED = """
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) and not may_write(path):
                 found(event, path)
         elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.rename") and not may_write(arguments[0]):
-            if event != "os.mkdir" or not os.path.isdir(arguments[0]):
+            path = os.path.realpath(arguments[0])
+            if event != "os.mkdir" or not (os.path.isdir(path) or allowed[0].startswith(path + os.sep)):
                 found(event, arguments[0])
 
     def found(event, what):

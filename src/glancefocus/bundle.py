@@ -338,9 +338,11 @@ class Bundle:
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
 
-    def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None) -> str:
+    def push_to_hub(
+        self, name: str, *, private: bool | None = None, token: str | None = None, split: bool = True
+    ) -> str:
         """Publish the bundle as `user/name` on Hugging Face's hub, see hub.publish; returns its address."""
-        return publish(self, hub_name(name), private=private, token=token)
+        return publish(self, hub_name(name), private=private, token=token, split=split)
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of everything but the weights."""

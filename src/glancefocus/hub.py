@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from glancefocus.bundle_files import MAX_SETTINGS_BYTES, SETTINGS_FILE, WEIGHTS_FILE
+from glancefocus.data.split_record import FILE as SPLIT_FILE
+from glancefocus.data.split_record import MAX_PACKED_BYTES
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.files import cache_folder, replace_folder, write_text
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 PREFIX = "hf://"
 ANSWER_SECONDS = 5  # how long the hub may take to say what a file is
 MAX_WEIGHTS_BYTES = 16 * 2**30
-_LIMITS = {SETTINGS_FILE: MAX_SETTINGS_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES}
+_LIMITS = {SETTINGS_FILE: MAX_SETTINGS_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, SPLIT_FILE: MAX_PACKED_BYTES}
+_OPTIONAL = (SPLIT_FILE,)
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,22 @@ def fetch(name: HubName) -> Path:
     Without a network the newest copy that is there is taken.
     """
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     with _sentences(name, "fetched"):
         commit = _checked_commit(name)
         if commit is not None:
             _remember(name, commit)
         kept = commit or _remembered(name) or name.revision
-        files = [
-            Path(hf_hub_download(name.repository, file, revision=kept, local_files_only=commit is None))
-            for file in _LIMITS
-        ]
+        files = []
+        for file in _LIMITS:
+            try:
+                found = hf_hub_download(name.repository, file, revision=kept, local_files_only=commit is None)
+            except EntryNotFoundError:
+                if file not in _OPTIONAL:
+                    raise
+            else:
+                files.append(Path(found))
     return _own_folder(name, files)
 
 
@@ -133,7 +142,7 @@ def _checked_commit(name: HubName) -> str | None:
     """The commit that is meant, whose files are of a size that a bundle's can have; None where the hub does not answer."""
     import httpx2
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
 
     commit = None
     for file, most in _LIMITS.items():
@@ -142,6 +151,10 @@ def _checked_commit(name: HubName) -> str | None:
             found = get_hf_file_metadata(url, timeout=ANSWER_SECONDS)
         except (OfflineModeIsEnabled, httpx2.TransportError):
             return None
+        except EntryNotFoundError:
+            if file in _OPTIONAL:
+                continue
+            raise
         except HfHubHTTPError as error:
             if error.response.status_code >= 500:
                 return None
@@ -153,8 +166,15 @@ def _checked_commit(name: HubName) -> str | None:
     return commit
 
 
-def publish(bundle: "Bundle", name: HubName, *, private: bool | None = None, token: str | None = None) -> str:
-    """Write the bundle to the hub as one commit, and make its repository where there is none; returns its address."""
+def publish(
+    bundle: "Bundle", name: HubName, *, private: bool | None = None, token: str | None = None, split: bool = True
+) -> str:
+    """Write the bundle to the hub as one commit, and make its repository where there is none; returns its address.
+
+    private  only for a repository that is made; None: as the account's default
+    token    None: that of `hf auth login` or HF_TOKEN
+    split    publish names and hashes of the files that it was trained on, too, so that they are left out when others measure
+    """
     from huggingface_hub import HfApi
 
     if name.revision is not None:
@@ -162,6 +182,8 @@ def publish(bundle: "Bundle", name: HubName, *, private: bool | None = None, tok
     api = HfApi(token=token, library_name="glancefocus")
     with _sentences(name, "published"), tempfile.TemporaryDirectory(prefix="publish-", dir=cache_folder()) as aside:
         folder = bundle.save(Path(aside) / "bundle")
+        if not split:
+            (folder / SPLIT_FILE).unlink(missing_ok=True)
         address = api.create_repo(name.repository, private=private, exist_ok=True)
         api.upload_folder(repo_id=name.repository, folder_path=folder, commit_message="A bundle of glancefocus")
     return str(address)
@@ -196,7 +218,7 @@ def _sentences(name: HubName, done: str) -> Iterator[None]:
         ) from None
     except errors.EntryNotFoundError:
         raise BadBundle(
-            f"{name} is not a bundle of glancefocus: {' or '.join(_LIMITS)} is missing there. Name a repository that "
+            f"{name} is not a bundle of glancefocus: {SETTINGS_FILE} or {WEIGHTS_FILE} is missing there. Name a repository that "
             "bundle.push_to_hub has written."
         ) from None
     except errors.HfHubHTTPError as error:

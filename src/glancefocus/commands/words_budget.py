@@ -133,4 +133,5 @@ def budget(
         refuse_writing(bundle)
     asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store, split)
     set_budget(
-        local_folder(bundle), data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json)
+        local_folder(bundle), data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json
+    )

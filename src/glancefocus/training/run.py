@@ -48,7 +48,14 @@ from glancefocus.training.stage import Workshop
 from glancefocus.training.trackers import Trackers, chosen_trackers
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False, track: Sequence[str] | None = None) -> Bundle:
+def train(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    quiet: bool = False,
+    planned: bool = False,
+    track: Sequence[str] | None = None,
+) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
     planned  first work out time and memory, say them, and compute batches in parts where they would not fit
