@@ -1,6 +1,5 @@
 """A bundle: one folder that can answer. Settings, weights, classes, costs, thresholds, and a model card for people."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from glancefocus.bundle_files import (
     FORMAT,
     SETTINGS_FILE,
     WEIGHTS_FILE,
+    fingerprint_of,
     read_settings,
     read_split,
     read_weights,
@@ -147,12 +147,7 @@ class Bundle:
     def fingerprint(self) -> str:
         """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
         light = [self.runtime] if self.light_weights else []
-        told = json.dumps([to_plain(self.settings), self.temperatures, *light], sort_keys=True)
-        digest = hashlib.sha256(told.encode())
-        for name, tensor in sorted(self._tensors().items()):
-            digest.update(name.encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint_of([to_plain(self.settings), self.temperatures, *light], self._tensors())
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look, with the bundle's temperatures."""
