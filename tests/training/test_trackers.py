@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import PartialState
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, UnknownName
 from glancefocus.training import trackers
@@ -83,6 +84,12 @@ FAKES = {
     "mlflow/utils": "from . import validation",
     "mlflow/utils/validation": "MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH = 500, 100",
 }
+
+
+@pytest.fixture(autouse=True)
+def accelerate_state() -> None:
+    """As a run has it; accelerate's trackers ask it which process they are in."""
+    PartialState(cpu=True)
 
 
 @pytest.fixture

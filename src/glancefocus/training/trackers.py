@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
-from glancefocus.files import write_text
+from glancefocus.files import cache_path, write_text
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 NONE = "none"
@@ -42,7 +42,7 @@ class Trackers:
             except (
                 Exception
             ) as error:  # each tracker has errors of its own: not logged in, no such server, no disk space
-                reason = str(error).strip() or type(error).__name__
+                reason = str(error).strip().rstrip(".") or type(error).__name__
                 raise BadRun(
                     f"the tracker {name} could not be started: {reason}. Correct that, or leave {name} out of --track."
                 ) from error
@@ -106,6 +106,7 @@ def _tensorboard(folder: Path, known: dict[str, Any]) -> Any:
 def _wandb(folder: Path, known: dict[str, Any]) -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crashes are not reported to its makers
     os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_CACHE_DIR", str(cache_path() / "wandb"))
     from accelerate.tracking import WandBTracker
 
     project = os.environ.get("WANDB_PROJECT", "glancefocus")
