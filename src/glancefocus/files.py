@@ -171,13 +171,18 @@ def content_fingerprint(file: Path) -> str:
     return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where data made by the program is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus. Private to the user.
+def cache_path() -> Path:
+    """Where data made by the program is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus. It need not exist.
 
-    Raises OSError where it cannot be made.
+    Raises RuntimeError where there is no home folder.
     """
     chosen = os.environ.get("GLANCEFOCUS_CACHE")
-    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
+
+
+def cache_folder() -> Path:
+    """The folder at cache_path, private to the user. Raises OSError where it cannot be made."""
+    folder = cache_path()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

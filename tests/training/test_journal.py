@@ -1,7 +1,6 @@
 """What a run notes can be read again, whatever happened while it was written."""
 
 import json
-import math
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +21,14 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def test_rows_are_read_as_they_were_written(journal: Journal, tmp_path: Path) -> None:
-    journal.epoch(ROW, 1)
+    journal.epoch(ROW)
     journal.epoch({**ROW, "epoch": 2}, 2)
     assert read_metrics(tmp_path) == [ROW, {**ROW, "epoch": 2}]
     assert read_metrics(tmp_path / "none") == []
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(journal: Journal, tmp_path: Path) -> None:
-    journal.epoch(ROW, 1)
+    journal.epoch(ROW)
     with (tmp_path / "metrics.jsonl").open("a") as stream:
         stream.write(json.dumps(ROW)[:-9])
     assert read_metrics(tmp_path) == [ROW]
@@ -46,40 +45,18 @@ def test_a_link_is_not_written_through(journal: Journal, tmp_path: Path) -> None
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "precious")
     with pytest.raises(BadRun, match="metrics.jsonl could not be written"):
-        journal.epoch(ROW, 1)
+        journal.epoch(ROW)
     with pytest.raises(BadRun, match="metrics.jsonl could not be written"):
         journal.rewind(0)
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_tensorboard_reads_its_events(journal: Journal, tmp_path: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    journal.epoch(ROW, 7)
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    first, event = loader.LegacyEventFileLoader(str(file)).Load()
-    assert first.file_version == "brain.Event:2"
-    assert event.step == 7
-    values = {value.tag: value.simple_value for value in event.summary.value}
-    assert values["aim/loss"] == 0.25
-    assert values["aim/val_accuracy/2"] == 0.75
-
-
-@pytest.mark.parametrize("room", ["metrics", "tensorboard"])
-def test_a_full_disk_is_a_sentence(room: str, journal: Journal, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    row = {**ROW, **({"more": [math.pi] * 2000} if room == "tensorboard" else {"text": "x" * 60_000})}
+def test_a_full_disk_is_a_sentence(journal: Journal, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(BadRun, match=r"could not be written \(File too large\). The last checkpoint is unharmed"):
-            journal.epoch(row, 1)
+            journal.epoch({**ROW, "text": "x" * 60_000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (room == "metrics") == (read_metrics(tmp_path) == [])
-
-
-def test_a_place_where_no_events_can_be_written_is_said(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    (tmp_path / "tensorboard").touch()
-    with pytest.raises(BadRun, match="tensorboard could not be written"):
-        Journal(tmp_path, writes=True, quiet=True)
+    assert read_metrics(tmp_path) == []

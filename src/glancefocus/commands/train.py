@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, locked
 from glancefocus.training.settings import TrainSettings
 
 
-def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
+def run_training(settings: TrainSettings, folder: Path, *, as_json: bool, track: Sequence[str] | None) -> None:
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
     with run_farewell(folder), _memory_errors(settings):
-        bundle = train(settings, folder, quiet=as_json, planned=True, reported=True)
+        bundle = train(settings, folder, quiet=as_json, planned=True, reported=True, track=track)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]

@@ -67,7 +67,7 @@ def _classes(file: Path) -> tuple[str, ...]:
     """In the order of their numbers; a CSV has none, and is sorted as TSM sorts it."""
     if file.suffix == ".json":
         table = _json(file)
-        if not isinstance(table, dict) or not all(str(number).isdigit() for number in table.values()):
+        if not isinstance(table, dict) or not all(str(number).isdecimal() for number in table.values()):
             raise BadData(f"{file} is not a table of labels and their numbers.")
         return tuple(sorted(table, key=lambda label: int(table[label])))
     return tuple(sorted(line[0] for line in _lines(file)))

@@ -1,10 +1,10 @@
-"""What a run tells: one JSON line an epoch, TensorBoard events where it is installed, progress for people."""
+"""What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from glancefocus.errors import BadRun
 from glancefocus.escaping import lines_kept
-from glancefocus.training.event_file import EventFile
 from glancefocus.training.plan_words import duration
+from glancefocus.training.trackers import Trackers
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -23,7 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 class Journal:
     """Notes of a run. Only the main process has one that writes."""
 
-    def __init__(self, folder: Path, *, writes: bool, quiet: bool) -> None:
+    def __init__(self, folder: Path, *, writes: bool, quiet: bool, trackers: Trackers | None = None) -> None:
         self.file = folder / METRICS_FILE
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
@@ -37,7 +37,7 @@ class Journal:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._board = self._open_board(folder / "tensorboard") if writes else None
+        self._trackers = trackers
         self._task: Any = None
         self._total: Any = None
         self._time_left: TimeLeft | None = None
@@ -78,11 +78,11 @@ class Journal:
         if self._task is not None:
             self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
-    def epoch(self, row: dict[str, Any], number: int) -> None:
+    def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
         if self.writes:
             with self._said():
-                self._write(row, number)
+                self._write(row)
         self.console.print(
             f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
             f"{row.get('images_per_s', 0):,.0f} img/s  {self._left()}".rstrip(),
@@ -90,30 +90,27 @@ class Journal:
             soft_wrap=True,
         )
 
-    def _write(self, row: dict[str, Any], number: int) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         with self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream:
             stream.write(json.dumps(row).encode() + b"\n")
-        if self._board is not None:
-            self._board.add([(f"{row['stage']}/{name}", value) for name, value in _flat(row)], number)
+        if self._trackers is not None:
+            epochs_done = self.file.read_bytes().count(b"\n")
+            for problem in self._trackers.log(row, epochs_done):
+                self.say(problem)
 
     def _open(self, flags: int) -> BinaryIO:
         """The metrics, never through a link."""
         descriptor = os.open(self.file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
         return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab")
 
-    def _open_board(self, folder: Path) -> EventFile | None:
-        with self._said(folder), suppress(ImportError):
-            return EventFile(folder)
-        return None
-
     @contextmanager
-    def _said(self, path: Path | None = None) -> Iterator[None]:
+    def _said(self) -> Iterator[None]:
         """What cannot be written is a sentence."""
         try:
             yield
         except OSError as error:
             raise BadRun(
-                f"{path or self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
+                f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
                 "Make room on the disk and run the same command again."
             ) from error
 
@@ -122,8 +119,8 @@ class Journal:
 
     def close(self) -> None:
         self.progress.stop()
-        if self._board is not None:
-            self._board.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 class TimeLeft:
@@ -166,16 +163,6 @@ def _brief(numbers: dict[str, Any]) -> str:
         elif value is not None:
             parts.append(f"{word} {value:.3f}")
     return "  ".join(parts)
-
-
-def _flat(row: dict[str, Any]) -> list[tuple[str, float]]:
-    flat: list[tuple[str, float]] = []
-    for name, value in row.items():
-        if isinstance(value, list):
-            flat += [(f"{name}/{i}", float(v)) for i, v in enumerate(value, start=1)]
-        elif isinstance(value, (int, float)):
-            flat.append((name, float(value)))
-    return flat
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
