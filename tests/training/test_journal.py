@@ -22,7 +22,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 def test_rows_are_read_as_they_were_written(journal: Journal, tmp_path: Path) -> None:
     journal.epoch(ROW)
-    journal.epoch({**ROW, "epoch": 2}, 2)
+    journal.epoch({**ROW, "epoch": 2})
     assert read_metrics(tmp_path) == [ROW, {**ROW, "epoch": 2}]
     assert read_metrics(tmp_path / "none") == []
 
