@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notice, output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import cell, notice, output, progress_bars, say, tell_bad_files
 from glancefocus.costs import Costs
 from glancefocus.early_exit.forced import checked_shares, shares_within
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
@@ -192,7 +192,7 @@ def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
 
 def _ratios(network: str, timings: Sequence[Timing]) -> Table:
     table = Table(
-        title=f"{network} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
+        title=f"{cell(network)} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
     )
     table.add_column("runtime", no_wrap=True)
     for name in ("batch", "threads", "backbone", "glancefocus", "fewer macs", "less time", "quotient"):

@@ -14,6 +14,7 @@ from glancefocus.commands.printing import output as standard_output
 from glancefocus.commands.seeing import see_picture
 from glancefocus.data.frame_streams import FrameStream
 from glancefocus.errors import BadSetting
+from glancefocus.escaping import lines_kept
 from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
 
 
@@ -28,7 +29,7 @@ class LineOutput:
             f"{said['seconds']:8.2f} s  frame {said['frame']:<5}  {said['label']} {said['confidence']:.3f}  "
             f"{said['looks']} looks, {stopped}  {said['cost_macs'] / 1e6:,.1f}M"
         )
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.print(Text(lines_kept(line)), soft_wrap=True)
 
     def close(self) -> None:
         pass
