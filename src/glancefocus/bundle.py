@@ -36,6 +36,7 @@ from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
+from glancefocus.ranges import BatchSize, Milliseconds, checked
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
@@ -192,10 +193,10 @@ class Bundle:
         merge        what is not sure looks on together with that of other batches; the answers are the same
         """
         started = time.perf_counter()
+        if deadline_ms is not None:
+            deadline_ms = checked(Milliseconds, deadline_ms, "deadline_ms")
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         images = [self.view(picture)[0] for picture in several(pictures, self.settings.frames)]
-        if deadline_ms is not None and not deadline_ms > 0:
-            raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
         ends_at = None if deadline_ms is None else started + deadline_ms / 1000
         return self.predict_images(images, rule, batch_size, ends_at, merge=merge)
 
@@ -264,8 +265,7 @@ class Bundle:
 
         ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
         """
-        if batch_size < 1:
-            raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
+        batch_size = checked(BatchSize, batch_size, "batch_size")
         if not images:
             raise BadImage("there are no pictures to look at.")
         parts = []

@@ -3,6 +3,8 @@
 Nothing heavy is imported before a job needs it: `gf --help` is instant.
 """
 
+import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -12,12 +14,27 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
+from glancefocus.commands.options import read_by_type
 from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
 from glancefocus.commands.words_train import train
-from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.errors import GlancefocusError, UnknownName
+from glancefocus.ranges import (
+    BatchSize,
+    Count,
+    Looks,
+    MaxPixels,
+    Milliseconds,
+    MultiplyAdds,
+    Pixels,
+    Seed,
+    Threshold,
+    shortened,
+)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = cyclopts.App(
     name="gf",
@@ -38,13 +55,14 @@ def models(*, json: Json = False) -> None:
 
 
 @app.command(name="import")
+@read_by_type
 def import_(
     checkpoint: Path,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     model: str | None = None,
-    patch_px: int | None = None,
-    looks: int | None = None,
+    patch_px: Pixels | None = None,
+    looks: Looks | None = None,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint of the paper into a bundle.
@@ -70,20 +88,21 @@ def import_(
 
 
 @app.command
+@read_by_type
 def predict(
     bundle: Path,
     files: Annotated[list[str], Parameter(allow_leading_hyphen=True)],  # a lone - is standard input
     *,
-    looks: int | None = None,
-    thresholds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    budget_macs: float | None = None,
-    budget_ms: float | None = None,
-    deadline_ms: float | None = None,
-    topk: int = 1,
+    looks: Looks | None = None,
+    thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None,
+    budget_macs: MultiplyAdds | None = None,
+    budget_ms: Milliseconds | None = None,
+    deadline_ms: Milliseconds | None = None,
+    topk: Count = 1,
     draw: Path | None = None,
-    batch_size: int = 32,
+    batch_size: BatchSize = 32,
     merge_batches: bool | None = None,
-    max_pixels: int | None = None,
+    max_pixels: MaxPixels | None = None,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
@@ -103,7 +122,7 @@ def predict(
         Image files, folders, or - for one image on standard input. For a network of clips video files, folders of frames, and
         folders of these.
     looks
-        Take exactly so many looks (anytime answer) instead of stopping when sure.
+        Take exactly this many looks (anytime answer) instead of stopping above a threshold.
     thresholds
         One score for each look but the last: stop above it. --thresholds 0.9 0.8, or 0.9,0.8, after the files. With several
         patch sizes one for each look and size, look by look.
@@ -121,9 +140,8 @@ def predict(
     batch_size
         Pictures looked at together.
     merge_batches
-        What is not sure looks on together with that of other batches, so that these stay full; the answers are the same, but for
-        the rounding of --light-weights. Unless said otherwise this is done where there are several batches, without --draw and
-        --deadline-ms.
+        Undecided pictures of several batches are pooled, so that batches stay full. Answers stay the same, but for the rounding of
+        --light-weights. Left out: on where there are several batches, without --draw and --deadline-ms.
     max_pixels
         Refuse pictures with more pixels than this.
     """
@@ -139,7 +157,7 @@ def predict(
         bundle,
         files,
         looks=looks,
-        thresholds=None if thresholds is None else _numbers(thresholds),
+        thresholds=thresholds,
         budget_macs=budget_macs,
         budget_ms=budget_ms,
         deadline_ms=deadline_ms,
@@ -155,16 +173,14 @@ def predict(
     )
 
 
-app.command(train)
-app.command(evaluate)
-app.command(budget)
-app.command(bench)
-app.command(export)
+for verb in (train, evaluate, budget, bench, export):
+    app.command(read_by_type(verb))
 
 
 @app.command
+@read_by_type
 def demo(
-    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: int = 0, json: Json = False
+    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: Seed = 0, json: Json = False
 ) -> None:
     """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
 
@@ -182,17 +198,6 @@ def demo(
     run_demo(output, seed=seed, as_json=json)
 
 
-def _numbers(words: list[str]) -> list[float]:
-    """Numbers given apart or with commas."""
-    numbers = []
-    for word in [part for text in words for part in text.split(",") if part]:
-        try:
-            numbers.append(float(word))
-        except ValueError:
-            raise BadSetting(f"a threshold is a number, but got {word!r}. Put the files before --thresholds.") from None
-    return numbers
-
-
 def _let_threads_rest() -> None:
     """Make threads of GNU's OpenMP, with which torch computes, spin for a fraction of the usual milliseconds after their work.
 
@@ -203,9 +208,22 @@ def _let_threads_rest() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def _print_any_character() -> None:
+    """Escape what the terminal cannot show: characters that its encoding does not have, bytes of file names that are not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _place(error: OSError) -> str:
+    """The file or folder that a system call failed for, followed by a colon; nothing where it is unknown."""
+    return "" if error.filename is None else f"{shortened(os.fsdecode(error.filename), 200)}: "
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted."""
+    """Run the command and exit: 0 done, 2 a mistake of the user's, said in a sentence, 130 interrupted."""
     _let_threads_rest()
+    _print_any_character()
     try:
         code = app(arguments, exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
@@ -216,6 +234,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away, as `| head` does
         sys.exit(1)
+    except OSError as error:  # a path that is too long, without permission, on a full disk, ...
+        if error.filename is None and error.errno not in _FULL:
+            raise
+        print(f"gf: {_place(error)}{error.strerror or error}.", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt as stop:
         if type(stop) is KeyboardInterrupt:  # a run that saved itself has said so
             print("gf: interrupted.", file=sys.stderr)

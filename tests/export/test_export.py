@@ -139,10 +139,10 @@ def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("to", "package", "advice"),
     [
-        ("onnx", "onnxruntime", r"pip install 'glancefocus\[export\]'"),
-        ("openvino", "openvino", r"pip install 'glancefocus\[openvino\]'"),
-        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* glancefocus"),
-        ("executorch", "executorch", "pip install torch==.* executorch==.* glancefocus"),
+        ("onnx", "onnxruntime", r"pip install -c constraints.txt -e '.\[export\]' \(in the folder"),
+        ("openvino", "openvino", r"pip install -c constraints.txt -e '.\[openvino\]' \(in the folder"),
+        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* . "),
+        ("executorch", "executorch", "pip install torch==.* executorch==.* . "),
     ],
 )
 def test_a_missing_package_says_how_to_get_it(

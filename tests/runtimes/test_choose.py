@@ -211,7 +211,8 @@ def test_a_missing_package_says_which_extra_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     with pytest.raises(
-        MissingExtra, match=f"needs the package '{missing}'. Install it with: pip install 'glancefocus.{extra}.'"
+        MissingExtra,
+        match=f"needs the package '{missing}'. Install it with: pip install -c constraints.txt -e '..{extra}.'",
     ):
         open_runtime(small_net(), runtime, cache=graph_cache)
     find = importlib.util.find_spec

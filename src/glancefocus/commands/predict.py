@@ -53,18 +53,10 @@ def predict_files(
     as_json: bool,
 ) -> int:
     """Print the answers; 0 when all files were answered, 2 when some could not be read."""
-    if topk < 1:
-        raise BadSetting(f"topk must be at least 1, but got {topk}.")
-    if batch_size < 1:
-        raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
-    if max_pixels is not None and max_pixels < 1:
-        raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
     bundle = load(bundle_folder, runtime=runtime, threads=threads, batch=batch_size, light_weights=light_weights)
     if thresholds is not None and len(bundle.settings.patch_px) > 1:
         thresholds = _by_look(thresholds, len(bundle.settings.patch_px))
     rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-    if deadline_ms is not None and not deadline_ms > 0:
-        raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {deadline_ms}.")
     if merge_batches:
         refuse_deadline(deadline_ms)
     answers: dict[int, dict[str, Any]] = {}

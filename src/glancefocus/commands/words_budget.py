@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
+from glancefocus.ranges import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
 
 def evaluate(
@@ -15,12 +16,12 @@ def evaluate(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     split: Literal["train", "val", "test", "all"] | None = None,
     latency: bool = True,
-    batch_size: int = 1,
+    batch_size: BatchSize = 1,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
-    workers: int = 0,
-    max_bad_files: int = 10,
+    workers: Workers = 0,
+    max_bad_files: BadFiles = 10,
     json: Json = False,
 ) -> None:
     """Measure a bundle on labelled images: accuracy per look, at every budget, by every exit score; with a report.
@@ -45,7 +46,7 @@ def evaluate(
     workers
         Processes that read files.
     max_bad_files
-        So many unreadable files are skipped; one more stops.
+        Skip up to this many unreadable files, then abort.
     """
     from glancefocus.commands.evaluate import evaluate_bundle
 
@@ -69,19 +70,19 @@ def budget(
     bundle: Path,
     data: str,
     *,
-    macs: float | None = None,
-    ms: float | None = None,
+    macs: MultiplyAdds | None = None,
+    ms: Milliseconds | None = None,
     curve: Annotated[bool, Parameter(negative="")] = False,
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None,
     score: Literal["confidence", "entropy", "value", "random"] | None = None,
     on: Literal["held-out", "train"] = "held-out",
     calibrate: Annotated[bool, Parameter(negative="")] = False,
-    batch_size: int = 1,
+    batch_size: BatchSize = 1,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
-    workers: int = 0,
-    max_bad_files: int = 10,
+    workers: Workers = 0,
+    max_bad_files: BadFiles = 10,
     store: bool = True,
     json: Json = False,
 ) -> None:
@@ -109,13 +110,13 @@ def budget(
     on
         Choose on held-out images and measure on others, or choose on training images as in the paper.
     calibrate
-        First find one temperature for each look that makes confidences honest.
+        First fit one temperature per look, so that confidences match accuracies.
     batch_size
         Images looked at together when milliseconds are measured.
     workers
         Processes that read files.
     max_bad_files
-        So many unreadable files are skipped; one more stops.
+        Skip up to this many unreadable files, then abort.
     store
         Write thresholds and curve into the bundle; --no-store only shows them.
     """
