@@ -104,8 +104,8 @@ def evaluate_every_look(
     return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
 
 
-# What an encoder sees in one go: 80 photographs of 224x224 px.
-PIXELS_AT_ONCE = 80 * 224 * 224
+# What an encoder sees in one go: 24 photographs of 224x224 px. More are hardly faster, and take as much more memory.
+PIXELS_AT_ONCE = 24 * 224 * 224
 
 
 def seen_at_once(settings: NetworkSettings, px: int | None = None, most: int = 64) -> int:

@@ -12,6 +12,8 @@ from glancefocus.torchvision_whole import ensure_torchvision
 ensure_torchvision()
 import timm  # noqa: E402  (torchvision must be whole before timm imports it)
 
+from glancefocus.network.pretrained import cannot_be_had, create_options  # noqa: E402
+
 
 class Encoding(NamedTuple):
     """map (B, channels, S, S); vector (B, features)."""
@@ -114,6 +116,8 @@ def build_backbone(
     else:
         raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
     wanted = {**(options or {}), "num_classes": classes, "pretrained": pretrained}
+    if pretrained and name not in _BEYOND_TIMM and ":" not in name:
+        wanted |= create_options(name)
     try:
         backbone = _with_free_size(make, wanted)
     except TypeError as error:
@@ -121,6 +125,8 @@ def build_backbone(
     except (OSError, RuntimeError) as error:
         if not pretrained and ":" not in name:
             raise
+        if pretrained and ":" not in name:
+            raise cannot_be_had(name, str(error).splitlines()[0]) from None
         raise BadSetting(
             f"the weights or the description of {name!r} cannot be had: {str(error).splitlines()[0]} "
             "Connect to the internet, or give a file of weights."

@@ -75,7 +75,7 @@ def fitted_recipe(fitting: Fitting) -> dict[str, Any]:
     }
     recipe["batch_size"] = batch
     recipe["backbone"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
-    recipe["glance"] |= {"lr": 2 * rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
+    recipe["glance"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
     recipe["recognise"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 2 * rate * scale}
     recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": rate * scale}
     recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.network.assemble import build
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
@@ -14,6 +15,7 @@ from glancefocus.training.settings import RecogniseSettings, TrainSettings
 PROCESS_BYTES = 700 << 20  # Python, torch and timm, before any data
 WORKER_BYTES = 400 << 20  # of each process that reads files
 SPARE = 1.25  # gradients in flight, buffers of convolutions, memory that the allocator keeps
+EVALUATING = 0.25  # of what is kept for learning is needed for answering: the largest layers, one after the other
 
 
 def training_bytes(settings: TrainSettings, held_bytes: int = 0) -> int:
@@ -25,7 +27,9 @@ def training_bytes(settings: TrainSettings, held_bytes: int = 0) -> int:
     batch = -(-settings.batch_size // settings.accumulation)
     workers = 0 if held_bytes else settings.data.workers
     dearest = max(batch * per_image[stage] for stage in settings.plan())
-    return round(PROCESS_BYTES + workers * WORKER_BYTES + held_bytes + weight_bytes(settings) + SPARE * dearest)
+    answering = EVALUATING * seen_at_once(settings.network) * per_image["backbone"]
+    program = PROCESS_BYTES + workers * WORKER_BYTES + held_bytes + weight_bytes(settings)
+    return round(program + SPARE * dearest + answering)
 
 
 def weight_bytes(settings: TrainSettings) -> int:
