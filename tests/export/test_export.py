@@ -124,9 +124,9 @@ def test_a_folder_of_something_else_is_left_alone(
         (["--to", "onnx", "--int8"], "int8 needs images to calibrate with: name labelled data with --calibrate DATA."),
         (["--to", "onnx", "--calibrate", "signs"], "--calibrate is for int8. Add --int8, or leave it out"),
         (["--to", "litert", "--int8", "--calibrate", "signs"], "int8 is for onnx, openvino, not for litert."),
-        (["--to", "onnx", "--max-images", "0"], "compared on at least one image, but max_images is 0."),
+        (["--to", "onnx", "--max-images", "0"], "--max-images must be a whole number from 1 to 1,000,000, but got 0."),
         (["--to", "onnx", "--images", "sings"], "there is no data set named 'sings'. Did you mean 'signs'?"),
-        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "max-drop is a number of points"),
+        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "--max-drop must be a number from 0 to 100, but got -1"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(

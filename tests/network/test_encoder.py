@@ -129,7 +129,9 @@ def test_a_backbone_of_a_fixed_size_is_refused_at_another() -> None:
 
 
 def test_a_description_that_cannot_be_had_is_said() -> None:
-    with pytest.raises(BadSetting, match="description of 'local-dir:/nowhere' cannot be had: .* give a file of weights"):
+    with pytest.raises(
+        BadSetting, match="description of 'local-dir:/nowhere' cannot be had: .* give a file of weights"
+    ):
         gf.create(backbone="local-dir:/nowhere")
 
 

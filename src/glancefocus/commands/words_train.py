@@ -139,9 +139,11 @@ def train(
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
+    _check_names(preset, backbone)
     from glancefocus.commands.printing import notice
     from glancefocus.commands.train import run_in_processes, run_training
     from glancefocus.data.worlds import WORLDS
+    from glancefocus.network.pretrained import check_weights
     from glancefocus.training.recipes import default_output, train_settings
 
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
@@ -181,6 +183,7 @@ def train(
         effort=_effort(quick, thorough),
         on_gpu=_on_gpu(),
     )
+    check_weights(settings.network.backbone, settings.weights)
     folder = output or default_output(data)
     if processes != 1:
         words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
@@ -196,6 +199,18 @@ def train(
             "measured. Use --fit stretch or --fit crop to resize them."
         )
     run_training(settings, folder, as_json=json)
+
+
+def _check_names(preset: str | None, backbone: str | None) -> None:
+    """Misspelt names are said before anything else is imported or read."""
+    if preset is not None:
+        from glancefocus.network.presets import check_preset
+
+        check_preset(preset)
+    if backbone is not None:
+        from glancefocus.network.timm_names import refuse_misspelt
+
+        refuse_misspelt(backbone)
 
 
 def _effort(quick: bool, thorough: bool) -> Literal["quick", "usual", "thorough"]:

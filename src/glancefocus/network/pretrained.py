@@ -9,6 +9,7 @@ import huggingface_hub
 import torch
 
 from glancefocus.errors import BadSetting
+from glancefocus.network.weights import find_checkpoint
 from glancefocus.torchvision_whole import ensure_torchvision
 
 ensure_torchvision()
@@ -62,6 +63,14 @@ def weights_source(backbone: str) -> WeightsSource:
     file = known.hf_hub_filename or _HUB_FILES[0]
     url = f"{page}/resolve/{revision or 'main'}/{file}"
     return WeightsSource(repository, page, file, url, repository, revision or None)
+
+
+def check_weights(backbone: str, weights: str | None) -> None:
+    """Refuse "pretrained" where nothing can be downloaded, and a file that is not there, before anything else is done."""
+    if weights == "pretrained":
+        check_pretrained(backbone)
+    elif weights is not None:
+        find_checkpoint(weights)
 
 
 def check_pretrained(backbone: str) -> None:

@@ -17,13 +17,7 @@ from glancefocus.network.tsm_weights import without_tsm_names
 
 def open_safely(path: str | Path) -> Any:
     """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed."""
-    path = Path(path)
-    if path.is_dir():
-        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.")
-    if not path.exists():
-        raise BadCheckpoint(f"there is no checkpoint at {path}.")
-    if path.stat().st_size == 0:
-        raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+    path = find_checkpoint(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice on formats; what cannot be opened is said below
@@ -40,6 +34,18 @@ def open_safely(path: str | Path) -> Any:
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
     except Exception:  # a damaged file makes the readers fail in every way: assertions, struct.error, KeyError, ...
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The file, where there is one that is not empty."""
+    path = Path(path)
+    if path.is_dir():
+        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.")
+    if not path.exists():
+        raise BadCheckpoint(f"there is no checkpoint at {path}.")
+    if path.is_file() and path.stat().st_size == 0:
+        raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+    return path
 
 
 def _numbers_of_numpy() -> list[Any]:
