@@ -98,7 +98,10 @@ def test_a_bundles_own_thresholds_say_how_many_leave(
         (("gf-mini-48", "--exits", "1,0,0,0", "--budget-macs", "9e6"), "not both"),
         (("gf-mini-48", "--budget-macs", "5"), "less than one glance"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "0"), "batch is 0"),
-        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "many"), "--batch must be a whole number from 1 to 65,536, but got many"),
+        (
+            ("gf-mini-48", "--exits", "1,0,0,0", "--batch", "many"),
+            "--batch must be a whole number from 1 to 65,536, but got many",
+        ),
         (("gf-mini-48", "--exits", "1,0,0,0", "--rounds", "0"), "at least 1 round"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--runtime", "onyx"), "Did you mean 'onnx'?"),
         (("gf-mini-48", "signs"), "gf-mini-48 has made-up weights, which recognise nothing in signs"),

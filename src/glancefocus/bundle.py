@@ -19,13 +19,16 @@ from glancefocus.bundle_files import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
     read_settings,
+    read_split,
     read_weights,
     replace_bundle,
     told_beside_the_network,
+    update_split,
 )
 from glancefocus.costs import Costs
 from glancefocus.data.clip_views import view_any_clip
 from glancefocus.data.picture_memory import batch_bytes, bytes_of, in_small_batches
+from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
@@ -57,6 +60,7 @@ class Bundle:
     score       what the thresholds are for: confidence, entropy, value or random
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
+    split       which files trained the network and which were held out; None where that is not known, as of imported checkpoints
     looking     who looks: the network itself, or the same network in the runtime of this name, see use
     light_weights  it looks with weights that were rounded
     """
@@ -70,6 +74,7 @@ class Bundle:
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
+    split: SplitRecord | None = None
     looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
     runtime: str | None = field(init=False, default=None, compare=False)
     light_weights: bool = field(init=False, default=False, compare=False)
@@ -313,19 +318,20 @@ class Bundle:
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            replace_bundle(folder.absolute(), self._tensors(), self._texts())
+            replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
 
     def update(self, folder: str | Path) -> None:
-        """Write thresholds, curve and notes into the bundle that is there; its weights are left alone."""
+        """Write thresholds, curve, notes and the record of the split into the bundle that is there; its weights are left alone."""
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
                 aside = folder / f".{name}"
                 aside.write_text(text, encoding="utf-8")
                 aside.replace(folder / name)
+            update_split(folder, self.split)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
 
@@ -376,4 +382,5 @@ class Bundle:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        return Bundle(net=net, costs=costs, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+        split = read_split(folder)
+        return Bundle(net=net, costs=costs, split=split, **told_beside_the_network(plain, folder / SETTINGS_FILE))

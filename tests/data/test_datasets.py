@@ -1,5 +1,6 @@
 """Data out of folders, CSV files and the built-in world; and every way in which it can be wrong."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import torch
 from PIL import Image
 
 from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
+from glancefocus.data.holding_out import hold_out
 from glancefocus.data.signs import SignsSettings
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
-from glancefocus.errors import BadData, BadSetting, UnknownName
+from glancefocus.errors import BadData, BadImage, BadSetting, UnknownName
 from glancefocus.settings import ViewSettings
 
 VIEW = ViewSettings(height_px=16, width_px=16)
@@ -49,7 +51,7 @@ def test_a_folder_of_train_and_val_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_one_level_of_classes_is_split_by_a_seed_that_repeats(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 10, "dog": 20})
-    one, again, other = (read_folder(tmp_path, 0.2, seed)[0] for seed in (0, 0, 1))
+    one, again, other = (hold_out(read_folder(tmp_path)[0], 0.2, seed) for seed in (0, 0, 1))
     assert one == again
     held = [(path, label) for split, path, label in one if split == "val"]
     assert [label for _, label in held] == [0] * 2 + [1] * 4  # a fifth of each class
@@ -59,12 +61,12 @@ def test_one_level_of_classes_is_split_by_a_seed_that_repeats(tmp_path: Path) ->
 
 def test_a_train_folder_without_val_gives_some_of_it(tmp_path: Path) -> None:
     data = opened(pictures(tmp_path, {"train/cat": 5, "train/dog": 5, "test/cat": 1}))
-    assert (len(data.train), len(data.val)) == (8, 2)
+    assert (len(data.train), len(data.val)) == (7, 3)  # a third of ten
     assert data.test is not None
 
 
 def test_a_class_with_one_image_keeps_it_for_training(tmp_path: Path) -> None:
-    rows, _ = read_folder(pictures(tmp_path, {"cat": 1, "dog": 4}), 0.5, 0)
+    rows = hold_out(read_folder(pictures(tmp_path, {"cat": 1, "dog": 4}))[0], 0.5, 0)
     assert [(split, label) for split, _, label in rows if label == 0] == [("train", 0)]
 
 
@@ -72,7 +74,7 @@ def test_other_files_and_hidden_ones_are_passed_over(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 4, "dog": 4, ".cache": 2, "cat/deeper": 1})
     (tmp_path / "cat" / "notes.txt").write_text("hello")
     picture(tmp_path / "cat" / ".hidden.png")
-    rows, classes = read_folder(tmp_path, 0.2, 0)
+    rows, classes = read_folder(tmp_path)
     assert classes == ("cat", "dog")
     assert len(rows) == 9  # 4 + 4 and the one in a folder deeper
 
@@ -114,7 +116,7 @@ def test_a_csv_may_name_the_splits(tmp_path: Path) -> None:
 def test_a_csv_that_says_nothing_useful_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(BadData, match=sentence):
-        read_csv(tmp_path / "list.csv", 0.2, 0)
+        read_csv(tmp_path / "list.csv")
 
 
 def test_a_file_that_is_no_csv_is_refused(tmp_path: Path) -> None:
@@ -223,3 +225,27 @@ def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(
     small = open_small(settings, view, 96, (5, 5), None, 1).train
     assert isinstance(small, MemorySplit)
     assert small.shift_px == 6
+
+
+@pytest.mark.parametrize("place", ["cat", "cat/deeper"])
+def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(tmp_path, {"cat": 4, "cat/deeper": 2, "dog": 4})
+    scandir = os.scandir
+
+    def refusing(path: str | Path) -> object:  # whoever runs the tests may be allowed to read everything
+        if Path(path) == tmp_path / place:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(
+        BadImage, match=f"the folder .*{place} cannot be read: Permission denied. Check its permissions"
+    ):
+        opened(tmp_path)
+
+
+def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:
+    data = opened(pictures(tmp_path, {"cat": 4, "dog": 4, "eel": 0}))
+    assert data.remarks == ["no training images of the class 'eel': nothing can be learnt about it."]

@@ -126,7 +126,10 @@ def test_a_folder_of_something_else_is_left_alone(
         (["--to", "litert", "--int8", "--calibrate", "signs"], "int8 is for onnx, openvino, not for litert."),
         (["--to", "onnx", "--max-images", "0"], "--max-images must be a whole number from 1 to 1,000,000, but got 0."),
         (["--to", "onnx", "--images", "sings"], "there is no data set named 'sings'. Did you mean 'signs'?"),
-        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "--max-drop must be a number from 0 to 100, but got -1"),
+        (
+            ["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"],
+            "--max-drop must be a number from 0 to 100, but got -1",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notice, output, say
+from glancefocus.commands.printing import notice, output, print_verdict, say
 from glancefocus.data.datasets import open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadData
@@ -16,9 +16,11 @@ from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
-from glancefocus.training.checkpoint import write_aside
+from glancefocus.training.backbones import load_backbone
+from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import Interrupted, load_backbone, train
+from glancefocus.training.run import train
+from glancefocus.training.run_folder import run_farewell
 from glancefocus.training.settings import TrainSettings
 
 
@@ -27,19 +29,18 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     keep_freed_memory()
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
-    try:
-        bundle = train(settings, folder / "run", quiet=as_json)
-    except Interrupted:
-        notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
-        raise
-    comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
-    seconds = time.monotonic() - started
-    result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
-    write_aside(folder / "result.json", lambda stream: stream.write(result.encode()))
+    with run_farewell(folder / "run"):
+        bundle = train(settings, folder / "run", quiet=as_json, planned=True)
+        comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
+        seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
+        result = json.dumps({**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)})
+        write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201
         return
     print_comparison(comparison)
+    if verdict is not None:
+        print_verdict(verdict)
     notice(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.")
 
 

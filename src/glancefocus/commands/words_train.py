@@ -58,6 +58,7 @@ def train(
     workers: Workers | None = None,
     processes: Processes = 1,
     seed: Seed | None = None,
+    rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     json: Json = False,
 ) -> None:
@@ -73,7 +74,8 @@ def train(
     ----------
     data
         A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
-        they are published; or a built-in world, signs or (of clips) gestures.
+        they are published; or a built-in world, signs or (of clips) gestures. Where there is no val/, some images of each class are
+        held out: a fifth, of small sets more (100 images, at most a third), or --set data.val_share=0.3.
     output
         The run's folder; runs/NAME when left out.
     quick
@@ -119,7 +121,7 @@ def train(
     in_memory
         View all images once and hold them in memory.
     check_files
-        Read every file once before training, and skip bad ones.
+        Read every file once before training, and skip bad ones. Without it they are only hashed.
     max_bad_files
         List and skip up to this many unreadable files, then abort.
     scenes
@@ -136,6 +138,9 @@ def train(
         Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
     seed
         Makes the run repeatable.
+    rivals
+        What the run is compared with at its end: as-is (the backbone on validation images resized to several sizes, no training),
+        tuned (also tuned at two smaller sizes with the epochs of the stage backbone), or none.
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
@@ -178,6 +183,7 @@ def train(
             "precision": precision,
             "accumulation": accumulation,
             "seed": seed,
+            "rivals": rivals,
         },
         assignments=setting,
         effort=_effort(quick, thorough),
