@@ -473,7 +473,7 @@ def test_a_budget_chooses_the_most_accurate_point_within_it(small_bundle: MakeBu
         ({"looks": 4}, BadSetting, "takes 1 to 3 looks, not 4"),
         ({"thresholds": [0.5]}, BadSetting, "takes 3 looks, so it needs 2 thresholds, but got 1"),
         ({"thresholds": []}, BadSetting, "needs 2 thresholds, but got 0"),
-        ({"thresholds": [0.5, float("nan")]}, BadSetting, "thresholds must be numbers"),
+        ({"thresholds": [0.5, float("nan")]}, BadSetting, "a threshold must be a number, but got nan"),
         ({"looks": 2, "thresholds": [0.5, 0.5]}, BadSetting, "not several of them"),
         ({"looks": 2, "budget_macs": 1e9}, BadSetting, "not several of them"),
         (

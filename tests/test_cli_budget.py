@@ -293,15 +293,15 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
         (("--macs", 1e7, "--curve"), "gf: say what an answer may cost"),
         (("--macs", 3), "gf: a budget of 3 multiply-adds is less than one glance"),
         (("--macs", 3), "Multiply-adds are counted one by one, such as 2e8; milliseconds are given with --ms"),
-        (("--macs", -1), "gf: a budget of -1 multiply-adds is less than one glance"),
-        (("--macs", "nan"), "gf: a budget is a number of multiply-adds, but got nan."),
-        (("--ms", "nan"), "gf: a budget is a number of ms, but got nan."),
+        (("--macs", -1), "gf: --macs must be a number above 0 and at most 1,000,000,000,000,000,000, but got -1."),
+        (("--macs", "nan"), "gf: --macs must be a number above 0 and at most 1,000,000,000,000,000,000, but got nan."),
+        (("--ms", "nan"), "gf: --ms must be a number above 0 and at most 1,000,000,000, but got nan."),
         (("--macs", 5e6, "--on", "train"), "has no training images. Leave --on out, or name data with train/."),
         (
             ("--macs", 5e6, "--solver", "genetic"),
             "gf: the solver 'genetic' is for several patch sizes; this network has",
         ),
-        (("--ms", 1e6, "--batch-size", 0), "gf: batch_size and repeats must be at least 1"),
+        (("--ms", 1e6, "--batch-size", 0), "gf: --batch-size must be a whole number from 1 to 65,536, but got 0."),
     ],
 )
 def test_a_budget_that_cannot_be_asked_for_is_one_sentence(
@@ -411,4 +411,6 @@ def test_the_verbs_explain_themselves_with_an_example(verb: str, gf: Run) -> Non
 def test_a_deadline_gives_the_best_answers_so_far(deadline_ms: float, gf: Run, bundle: Path, pets: Path) -> None:
     answers = gf("predict", bundle, pets / "val", "--deadline-ms", deadline_ms, "--json")
     assert [answer["looks"] for answer in answers] == [1 if deadline_ms < 1 else 3] * 12
-    assert "deadline-ms must be above 0, but got 0" in gf("predict", bundle, pets, "--deadline-ms", 0, code=2)
+    assert "--deadline-ms must be a number above 0 and at most 1,000,000,000, but got 0" in gf(
+        "predict", bundle, pets, "--deadline-ms", 0, code=2
+    )

@@ -69,8 +69,7 @@ def test_a_python_snippet_runs(snippet: str, place: Path, monkeypatch: pytest.Mo
     exec(compile(snippet, "README.md", "exec"), {})
 
 
-# `gf models` counts every preset, which takes a quarter of a minute; the tests of the command have it.
-@pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith("gf models")])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_runs(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,9 +124,12 @@ def test_a_folder_of_something_else_is_left_alone(
         (["--to", "onnx", "--int8"], "int8 needs images to calibrate with: name labelled data with --calibrate DATA."),
         (["--to", "onnx", "--calibrate", "signs"], "--calibrate is for int8. Add --int8, or leave it out"),
         (["--to", "litert", "--int8", "--calibrate", "signs"], "int8 is for onnx, openvino, not for litert."),
-        (["--to", "onnx", "--max-images", "0"], "compared on at least one image, but max_images is 0."),
+        (["--to", "onnx", "--max-images", "0"], "--max-images must be a whole number from 1 to 1,000,000, but got 0."),
         (["--to", "onnx", "--images", "sings"], "there is no data set named 'sings'. Did you mean 'signs'?"),
-        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "max-drop is a number of points"),
+        (
+            ["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"],
+            "--max-drop must be a number from 0 to 100, but got -1",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
@@ -139,10 +142,10 @@ def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("to", "package", "advice"),
     [
-        ("onnx", "onnxruntime", r"pip install 'glancefocus\[export\]'"),
-        ("openvino", "openvino", r"pip install 'glancefocus\[openvino\]'"),
-        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* glancefocus"),
-        ("executorch", "executorch", "pip install torch==.* executorch==.* glancefocus"),
+        ("onnx", "onnxruntime", r"pip install -c constraints.txt -e '.\[export\]' \(in the folder"),
+        ("openvino", "openvino", r"pip install -c constraints.txt -e '.\[openvino\]' \(in the folder"),
+        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* . "),
+        ("executorch", "executorch", "pip install torch==.* executorch==.* . "),
     ],
 )
 def test_a_missing_package_says_how_to_get_it(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.commands.words import Json, Threads
-from glancefocus.errors import BadSetting
+from glancefocus.ranges import BatchSize, MultiplyAdds, Rounds, Share
 
 
 def bench(
@@ -14,15 +14,15 @@ def bench(
     data: str | None = None,
     *,
     runtime: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    batch: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    batch: Annotated[list[BatchSize] | None, Parameter(consume_multiple=True)] = None,
     threads: Threads = None,
-    exits: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    budget_macs: float | None = None,
+    exits: Annotated[list[Share] | None, Parameter(consume_multiple=True)] = None,
+    budget_macs: MultiplyAdds | None = None,
     backbone: Path | None = None,
     light_policy: Annotated[bool, Parameter(negative="")] = False,
     light_weights: bool | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
-    rounds: int = 7,
+    rounds: Rounds = 7,
     split: Literal["train", "val", "test", "all"] | None = None,
     json: Json = False,
 ) -> None:
@@ -38,7 +38,7 @@ def bench(
         Labelled images, as for `gf evaluate`: thresholds are then such that glancefocus is as accurate as the backbone. Left out:
         images are noise, and leave after each look in given shares.
     runtime
-        Who computes: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: all that are
+        Inference backend: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: all that are
         installed, on a CPU without compile.
     batch
         Images looked at together; several are measured. Left out: 1 64 128.
@@ -69,9 +69,9 @@ def bench(
 
     asked = BenchAsked(
         runtimes=None if runtime is None else _words(runtime),
-        batches=(1, 64, 128) if batch is None else [int(n) for n in _numbers(batch, "a batch is a whole number", int)],
+        batches=(1, 64, 128) if batch is None else batch,
         threads=threads,
-        exits=None if exits is None else _numbers(exits, "a share of exits is a number", float),
+        exits=exits,
         budget_macs=budget_macs,
         backbone=backbone,
         light_policy=light_policy,
@@ -86,13 +86,3 @@ def bench(
 def _words(given: list[str]) -> list[str]:
     """Words given apart or with commas."""
     return [part for text in given for part in text.split(",") if part]
-
-
-def _numbers(given: list[str], what: str, kind: type[int] | type[float]) -> list[float]:
-    numbers = []
-    for word in _words(given):
-        try:
-            numbers.append(kind(word))
-        except ValueError:
-            raise BadSetting(f"{what}, but got {word!r}.") from None
-    return numbers

@@ -11,6 +11,7 @@ from torch import Tensor
 from glancefocus.early_exit.score import Confidence, Score
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
+from glancefocus.ranges import shown
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,7 @@ class ExitRule:
             raise BadSetting(f"there must be {self.looks} temperatures above 0, but got {list(self.temperatures)}.")
 
     def _checked_thresholds(self) -> tuple[Any, ...]:
-        values = tuple(float(t) for t in self.thresholds)
-        if any(math.isnan(t) for t in values):
-            raise BadSetting(f"thresholds must be numbers, but got {list(values)}.")
-        return values
+        return tuple(_checked_threshold(t) for t in self.thresholds)
 
     @property
     def looks(self) -> int:
@@ -118,14 +116,12 @@ class SizeRule(ExitRule):
             )
 
     def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:
-        rows = tuple(tuple(float(t) for t in row) for row in self.thresholds)
+        rows = tuple(tuple(_checked_threshold(t) for t in row) for row in self.thresholds)
         if any(len(row) != len(self.patch_px) for row in rows):
             raise BadSetting(
                 f"a network with patches of {list(self.patch_px)} px needs {len(self.patch_px)} thresholds for each look, "
                 f"but got {[list(row) for row in rows]}."
             )
-        if any(math.isnan(t) for row in rows for t in row):
-            raise BadSetting(f"thresholds must be numbers, but got {[list(row) for row in rows]}.")
         return rows
 
     def threshold(self, number: int) -> float:
@@ -138,6 +134,17 @@ class SizeRule(ExitRule):
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
         sizes = torch.tensor(self.patch_px, device=look.logits.device)
         return sizes[order[passed.clamp(max=len(self.patch_px) - 1)]]
+
+
+def _checked_threshold(value: Any) -> float:
+    """Infinities are thresholds, too: never stop, always stop."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise BadSetting(f"a threshold must be a number, but got {shown(value)}.")
+    return number
 
 
 def every_look(looks: int) -> ExitRule:
