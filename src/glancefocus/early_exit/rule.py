@@ -53,10 +53,7 @@ class ExitRule:
             raise BadSetting(f"there must be {self.looks} temperatures above 0, but got {list(self.temperatures)}.")
 
     def _checked_thresholds(self) -> tuple[Any, ...]:
-        values = tuple(float(t) for t in self.thresholds)
-        if any(math.isnan(t) for t in values):
-            raise BadSetting(f"thresholds must be numbers, but got {list(values)}.")
-        return values
+        return _numbers(self.thresholds, self.thresholds)
 
     @property
     def looks(self) -> int:
@@ -118,14 +115,12 @@ class SizeRule(ExitRule):
             )
 
     def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:
-        rows = tuple(tuple(float(t) for t in row) for row in self.thresholds)
+        rows = tuple(_numbers(row, self.thresholds) for row in self.thresholds)
         if any(len(row) != len(self.patch_px) for row in rows):
             raise BadSetting(
                 f"a network with patches of {list(self.patch_px)} px needs {len(self.patch_px)} thresholds for each look, "
                 f"but got {[list(row) for row in rows]}."
             )
-        if any(math.isnan(t) for row in rows for t in row):
-            raise BadSetting(f"thresholds must be numbers, but got {[list(row) for row in rows]}.")
         return rows
 
     def threshold(self, number: int) -> float:
@@ -138,6 +133,17 @@ class SizeRule(ExitRule):
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
         sizes = torch.tensor(self.patch_px, device=look.logits.device)
         return sizes[order[passed.clamp(max=len(self.patch_px) - 1)]]
+
+
+def _numbers(values: Sequence[Any], thresholds: Sequence[Any]) -> tuple[float, ...]:
+    """Values as numbers; infinite ones stop nobody or everybody. Thresholds with other ones are refused."""
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        numbers = (math.nan,)
+    if any(math.isnan(number) for number in numbers):
+        raise BadSetting(f"thresholds must be numbers, but got {thresholds!r}.")
+    return numbers
 
 
 def every_look(looks: int) -> ExitRule:
