@@ -78,7 +78,7 @@ def what_it_became(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str
 def compare(whole: Path, killed: Path) -> None:
     (weights, metrics), (weights_killed, metrics_killed) = what_it_became(whole), what_it_became(killed)
     different = [name for name, tensor in weights.items() if not torch.equal(tensor, weights_killed[name])]
-    left = sorted(path.name for path in killed.iterdir() if path.name.startswith("."))
+    left = sorted(path.name for path in killed.iterdir() if path.name.endswith(".aside"))
     if different or metrics != metrics_killed or left:
         sys.exit(f"not the same: {different[:5]}, metrics alike: {metrics == metrics_killed}, left over: {left}")
 

@@ -26,7 +26,7 @@ from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.memory import keep_freed_memory
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import from_plain
-from glancefocus.training.run import load_backbone
+from glancefocus.training.backbones import load_backbone
 from glancefocus.training.settings import TrainSettings
 
 

@@ -22,8 +22,8 @@ from glancefocus.data.datasets import open_data
 from glancefocus.data.splits import mix, scene_batches, shuffled
 from glancefocus.memory import keep_freed_memory
 from glancefocus.network.assemble import build
+from glancefocus.training.loop import build_stage
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import build_stage
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, Stage, Workshop
 

@@ -11,7 +11,7 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "files", "torchvision_whole", "memory", "resize"}, False),
+    ({"glancefocus", "errors", "files", "interrupts", "torchvision_whole", "memory", "resize"}, False),
     (
         {"ranges", "settings", "scene", "look", "costs", "latency"},
         True,
@@ -25,7 +25,7 @@ LAYERS: list[tuple[set[str], bool]] = [
     ({"evaluation", "export"}, False),
     ({"training", "serving"}, False),
     ({"commands"}, False),
-    ({"cli"}, False),
+    ({"cli", "__main__"}, True),
 ]
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.costs import Costs
-from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting, ImageTooSmall
+from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.latency import Latency, device_name
 
 MakeBundle = Callable[..., Bundle]
@@ -324,11 +324,66 @@ def test_pictures_of_any_sizes_are_seen_whole_in_one_batch(small_bundle: MakeBun
         torch.testing.assert_close(outcome.where[row], alone.where[0], rtol=0, atol=1e-5)
 
 
-def test_an_image_smaller_than_a_patch_is_refused_unless_it_is_only_glanced_at(small_bundle: MakeBundle) -> None:
-    sentence = r"an image of 31x90 px is smaller than a patch of this network \(32 px\). Give a larger image"
-    with pytest.raises(ImageTooSmall, match=sentence):
-        small_bundle(view={"fit": "whole"}).predict(pixels(31, 90))
-    assert len(small_bundle(view={"fit": "whole"}, looks=1).predict(pixels(31, 90))) == 1
+@pytest.mark.parametrize("fit", ["whole", "crop", "stretch"])
+def test_an_image_smaller_than_a_patch_is_upscaled_with_a_note(small_bundle: MakeBundle, fit: str) -> None:
+    bundle = small_bundle(view={"fit": fit})
+    outcome = bundle.predict([pixels(31, 90), pixels(64, 64), pixels(1, 1)], batch_size=2)
+    assert outcome.notes == (("upscaled from 90x31 px",), (), ("upscaled from 1x1 px",))
+    assert outcome.looks.tolist() == [3, 3, 3]
+    assert bundle.predict([pixels(64, 64)]).notes == ()
+    assert small_bundle(view={"fit": fit}, looks=1).predict(pixels(31, 90)).notes == ()  # nothing is cut out of it
+
+
+def test_an_upscaled_image_is_answered_as_if_it_had_been_upscaled_before(small_bundle: MakeBundle) -> None:
+    bundle = small_bundle(view={"fit": "whole"})
+    small = Image.fromarray(pixels(16, 24))
+    before = small.resize((48, 32), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(bundle.predict(small).logits, bundle.predict(before).logits, rtol=0, atol=1e-6)
+
+
+def test_large_images_are_answered_as_small_ones_are(small_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = small_bundle(view={"fit": "whole"})
+    pictures = [pixels(70, 90), pixels(70, 90, seed=1), pixels(40, 41, seed=2), pixels(90, 70, seed=3)]
+    expected = bundle.predict(pictures)
+    monkeypatch.setattr("glancefocus.data.views.LARGE_PIXELS", 5000)  # the third alone is normalised beforehand
+    for merge in (False, True):
+        found = bundle.predict(pictures, merge=merge)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found.where, expected.where, rtol=0, atol=1e-5)
+    monkeypatch.setattr("glancefocus.scene.FLOATS_AT_ONCE", 5000)  # one channel after the other
+    torch.testing.assert_close(bundle.predict(pictures).logits, expected.logits, rtol=0, atol=1e-5)
+
+
+def test_batches_of_large_images_are_smaller(small_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = small_bundle(view={"fit": "whole"})
+    batches: list[int] = []
+    predict = Bundle.predict_images
+
+    def noted(self: Bundle, images: Any, *more: Any) -> Any:
+        batches.append(len(images))
+        return predict(self, images, *more)
+
+    monkeypatch.setattr(Bundle, "predict_images", noted)
+    monkeypatch.setattr(
+        "glancefocus.data.picture_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2
+    )  # two of the usual size
+    outcome = bundle.predict([pixels(64, 64), pixels(200, 200), *[pixels(64, 64, seed=n) for n in range(3)]])
+    assert batches == [1, 1, 2, 1]
+    assert len(outcome) == 5
+
+
+def test_an_outcome_says_why_an_image_stopped(small_bundle: MakeBundle) -> None:
+    bundle = small_bundle()
+    above = bundle.predict(pixels(64, 64), thresholds=[0.0, 0.5])
+    assert (above.threshold(0), above.stopped(0)) == (0.0, "above threshold 0.00")
+    bundle.score = "entropy"
+    assert bundle.predict(pixels(64, 64), thresholds=[-1.0, 0.5]).stopped(0) == "entropy above -1.00"
+    bundle.score = "confidence"
+    every = bundle.predict(pixels(64, 64), looks=2)
+    assert (every.threshold(0), every.stopped(0)) == (None, "out of looks")
+    late = bundle.predict(pixels(64, 64), deadline_ms=1e-6)
+    assert (late.looks.tolist(), late.stopped(0)) == ([1], "out of time")
+    assert replace(above, thresholds=None).stopped(0) == "above its threshold"
 
 
 @pytest.mark.parametrize(
@@ -338,8 +393,7 @@ def test_an_image_smaller_than_a_patch_is_refused_unless_it_is_only_glanced_at(s
         (torch.randn(3, 64, 64), r"floats must lie in \[0, 1\]"),
         (np.zeros((64, 64, 3), np.float32), r"an array must be uint8 \(height, width, 3\), but got float32"),
         (np.zeros((64, 64), np.uint8), r"an array must be uint8 \(height, width, 3\), but got uint8 \(64, 64\)"),
-        (np.zeros((0, 64, 3), np.uint8), "an image of 0x64 px shows nothing to recognise"),
-        (Image.new("RGB", (1, 1)), "an image of 1x1 px shows nothing to recognise"),
+        (np.zeros((0, 64, 3), np.uint8), "an image of 0x64 px has no pixels"),
         (b"", "is empty"),
         (b"not a picture", "not an image"),
         ("/nowhere/a.jpg", "there is no file /nowhere/a.jpg"),

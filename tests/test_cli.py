@@ -224,9 +224,8 @@ def test_good_files_are_answered_and_bad_ones_listed(gf: Run, bundle_folder: Pat
     (pictures / "text.jpg").write_text("I am not a picture")
     whole = (pictures / "a.png").read_bytes()
     (pictures / "half.png").write_bytes(whole[: len(whole) // 2])
-    Image.new("RGB", (1, 1)).save(pictures / "speck.png")
     (pictures / "nothing").mkdir()
-    names = ["a.png", "empty.png", "text.jpg", "half.png", "speck.png", "missing.png", "nothing", "b.jpg"]
+    names = ["a.png", "empty.png", "text.jpg", "half.png", "missing.png", "nothing", "b.jpg"]
     done = gf("predict", bundle_folder, *(pictures / name for name in names), "--json")
     assert done.code == 2
     answers = {Path(a["file"]).name: a for a in done.json}
@@ -236,7 +235,6 @@ def test_good_files_are_answered_and_bad_ones_listed(gf: Run, bundle_folder: Pat
         "empty.png": "is empty",
         "text.jpg": "not an image",
         "half.png": "",
-        "speck.png": "1x1 px shows nothing",
         "missing.png": "there is no file",
         "nothing": "there are no images in the folder",
     }.items():

@@ -1,6 +1,7 @@
 """`gf budget` and `gf evaluate`: a budget goes in, thresholds come out and are used; a mistake leaves the bundle as it was."""
 
 import csv
+import html
 import json
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -228,10 +230,33 @@ def test_evaluate_measures_and_writes_numbers_figures_and_a_page(
     assert list((report / "figures").iterdir())
 
 
+def test_evaluate_ends_with_the_verdict(gf: Run, bundle: Path, pets: Path, tmp_path: Path) -> None:
+    assert "No verdict: there is no plain backbone at" in gf("evaluate", bundle, pets, "--no-latency")
+    net = Bundle.load(bundle).net
+    safetensors.torch.save_file(net.focus_encoder.backbone.state_dict(), bundle.parent / "backbone.safetensors")
+    found = gf("evaluate", bundle, pets, "-o", tmp_path / "report", "--json")
+    verdict = found["verdict"]
+    assert verdict["images"] == 12
+    assert verdict["data"] == f"{pets}, test"
+    assert [point["kind"] for point in verdict["points"]] == ["backbone", *["resized"] * 4, "glancefocus"]
+    assert [point["px"] for point in verdict["points"]][:5] == [[[px, px]] for px in (64, 56, 48, 40, 24)]
+    report = tmp_path / "report"
+    assert verdict["sentence"] in html.unescape((report / "report.html").read_text())
+    with (report / "rivals.csv").open() as stream:
+        assert [line["px"] for line in csv.DictReader(stream)] == ["64x64", "56x56", "48x48", "40x40", "24x24", ""]
+    assert (report / "figures" / "rivals.png").exists()
+    printed = gf("evaluate", bundle, pets, "--no-latency")
+    assert "backbone at 40 px" in printed
+    assert "Cannot be told from 12 images" in printed
+    assert gf("evaluate", bundle, pets, "--rivals", "none", "--no-latency", "--json")["verdict"] is None
+    sentence = gf("evaluate", bundle, pets, "--rivals", "tuned", code=2)
+    assert "settings.json" in sentence  # there is no run to tune in
+
+
 def test_evaluate_takes_the_split_that_is_named_and_may_leave_time_out(gf: Run, bundle: Path, pets: Path) -> None:
     found = gf("evaluate", bundle, pets, "--split", "val", "--no-latency", "--json")
     assert found["data"] == f"{pets}, val"
-    assert found["chosen_on"] == "one half of these images for the other, both ways"
+    assert found["chosen_on"] == "parts of these images for the other parts, in turns"
     assert found["ms_after_look"] is None
     sentence = gf("evaluate", bundle, pets, "--split", "train", code=2)
     assert sentence == f"gf: {pets} has no split 'train', only val, test."

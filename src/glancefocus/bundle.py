@@ -19,16 +19,20 @@ from glancefocus.bundle_files import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
     read_settings,
+    read_split,
     read_weights,
     replace_bundle,
     told_beside_the_network,
+    update_split,
 )
 from glancefocus.costs import Costs
 from glancefocus.data.clip_views import view_any_clip
-from glancefocus.data.views import Picture, several, view_any
+from glancefocus.data.picture_memory import batch_bytes, bytes_of, in_small_batches
+from glancefocus.data.split_record import SplitRecord
+from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
-from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting, ImageTooSmall
+from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
 from glancefocus.latency import Latency, device_name
 from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
 from glancefocus.model_card import model_card
@@ -38,7 +42,7 @@ from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
 from glancefocus.runtimes.network import PartsNetwork
-from glancefocus.scene import as_scene
+from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.stopping import Stopping
 
@@ -55,6 +59,7 @@ class Bundle:
     score       what the thresholds are for: confidence, entropy, value or random
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
+    split       which files trained the network and which were held out; None where that is not known, as of imported checkpoints
     looking     who looks: the network itself, or the same network in the runtime of this name, see use
     light_weights  it looks with weights that were rounded
     """
@@ -68,6 +73,7 @@ class Bundle:
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
+    split: SplitRecord | None = None
     looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
     runtime: str | None = field(init=False, default=None, compare=False)
     light_weights: bool = field(init=False, default=False, compare=False)
@@ -186,18 +192,35 @@ class Bundle:
 
         pictures  files, bytes, PIL pictures, arrays (height, width, 3) of uint8, tensors (3, height, width) of uint8 or of floats
                   in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures. A network of clips takes
-                  video files, folders of frames, bytes, and arrays and tensors with one more dimension, which is time.
+                  video files, folders of frames, bytes, and arrays and tensors with one more dimension, which is time. One that is
+                  smaller than a patch is upscaled, which outcome.notes says.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
         deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
         merge        what is not sure looks on together with that of other batches; the answers are the same
         """
         started = time.perf_counter()
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-        images = [self.view(picture)[0] for picture in several(pictures, self.settings.frames)]
         if deadline_ms is not None and not deadline_ms > 0:
             raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
-        ends_at = None if deadline_ms is None else started + deadline_ms / 1000
-        return self.predict_images(images, rule, batch_size, ends_at, merge=merge)
+        placements: list[Placement] = []
+
+        def images() -> Iterator[Tensor]:
+            for picture in several(pictures, self.settings.frames):
+                image, placement = self.view(picture)
+                placements.append(placement)
+                yield image
+
+        if deadline_ms is not None:  # what is left of the time is shared once everything was read
+            outcome = self.predict_images(list(images()), rule, batch_size, started + deadline_ms / 1000, merge=merge)
+        else:
+            _check_batch(batch_size)
+            batches = in_small_batches(images(), bytes_of, batch_size, batch_bytes())
+            apart = (self.predict_images(batch, rule, batch_size) for batch in batches)
+            parts = list(self.predict_batches(batches, rule, full_batch=batch_size) if merge else apart)
+            if not parts:
+                raise BadImage("there are no pictures to look at.")
+            outcome = Outcome.join(parts)
+        return replace(outcome, notes=notes_of(placements))
 
     def predict_stream(
         self,
@@ -228,28 +251,24 @@ class Bundle:
         wait_ms: float | None = None,
     ) -> Iterator[Outcome]:
         """The same for batches of images that are viewed and normalised already."""
-        scenes = (as_scene([image.to(self.device) for image in batch]) if batch else None for batch in batches)
+        scenes = (self._scene(batch) if batch else None for batch in batches)
         outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
-        return (replace(outcome, classes=self.classes, costs=self.costs) for outcome in without_gradients(outcomes))
+        return (self._named(outcome, rule) for outcome in without_gradients(outcomes))
 
-    def view(self, picture: Picture) -> tuple[Tensor, Any]:
-        """The normalised image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W)."""
+    def view(self, picture: Picture) -> tuple[Tensor, Placement]:
+        """The image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W).
+
+        It is normalised; one of many megapixels is uint8, and normalised where it is looked at.
+        """
         view, frames = self.settings.view, self.settings.frames
         if frames > 1:
-            image, placement = view_any_clip(picture, frames, view)
-        else:
-            image, placement = view_any(picture, view)
-        self.check_size(image)
-        return image, placement
+            return view_any_clip(picture, frames, view, self.least_px)
+        return view_any(picture, view, self.least_px)
 
-    def check_size(self, image: Tensor) -> None:
-        """Refuse an image (..., H, W) that no patch fits into."""
-        patch_px = max(self.settings.patch_px)
-        if self.settings.looks > 1 and min(image.shape[-2:]) < patch_px:
-            raise ImageTooSmall(
-                f"an image of {image.shape[-2]}x{image.shape[-1]} px is smaller than a patch of this network ({patch_px} px). "
-                "Give a larger image."
-            )
+    @property
+    def least_px(self) -> int:
+        """Side of the largest patch: pictures that are smaller are upscaled until it fits."""
+        return max(self.settings.patch_px) if self.settings.looks > 1 else 1
 
     def predict_images(
         self,
@@ -264,8 +283,7 @@ class Bundle:
 
         ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
         """
-        if batch_size < 1:
-            raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
+        _check_batch(batch_size)
         if not images:
             raise BadImage("there are no pictures to look at.")
         parts = []
@@ -275,7 +293,7 @@ class Bundle:
             batches = (images[start : start + batch_size] for start in starts)
             return Outcome.join(list(self.predict_batches(batches, rule, full_batch=batch_size)))
         for done, start in enumerate(starts):
-            scene = as_scene([image.to(self.device) for image in images[start : start + batch_size]])
+            scene = self._scene(images[start : start + batch_size])
             if ends_at is not None:
                 now = time.perf_counter()
                 rule = replace(
@@ -283,7 +301,15 @@ class Bundle:
                 )
             with torch.inference_mode():
                 parts.append(look_until_sure(self.looking, scene, rule))
-        return replace(Outcome.join(parts), classes=self.classes, costs=self.costs)
+        return self._named(Outcome.join(parts), rule)
+
+    def _scene(self, images: Sequence[Tensor]) -> Scene:
+        return as_scene([image.to(self.device) for image in images], self.settings.view)
+
+    def _named(self, outcome: Outcome, rule: ExitRule) -> Outcome:
+        """The outcome with what the bundle and the rule know of it."""
+        thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
+        return replace(outcome, classes=self.classes, costs=self.costs, thresholds=thresholds, score=rule.score.name)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
@@ -291,19 +317,20 @@ class Bundle:
         if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            replace_bundle(folder.absolute(), self._tensors(), self._texts())
+            replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
 
     def update(self, folder: str | Path) -> None:
-        """Write thresholds, curve and notes into the bundle that is there; its weights are left alone."""
+        """Write thresholds, curve, notes and the record of the split into the bundle that is there; its weights are left alone."""
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
                 aside = folder / f".{name}"
                 aside.write_text(text, encoding="utf-8")
                 aside.replace(folder / name)
+            update_split(folder, self.split)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
 
@@ -354,4 +381,10 @@ class Bundle:
             raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        return Bundle(net=net, costs=costs, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+        split = read_split(folder)
+        return Bundle(net=net, costs=costs, split=split, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+
+
+def _check_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")

@@ -1,6 +1,7 @@
 """The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from glancefocus.data.split_record import FILE as SPLIT_FILE
+from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.early_exit.curve import frozen
 from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.files import write_file
 from glancefocus.latency import Latency
 
 FORMAT = 1
@@ -80,12 +84,33 @@ def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Ten
     return tensors
 
 
-def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
-    """Write weights and texts ({file: content}) in place of the folder, all at once."""
+def read_split(folder: Path) -> SplitRecord | None:
+    """How the data of the bundle in a folder were split; None where it does not say. What is in it is checked when it is used."""
+    file = folder / SPLIT_FILE
+    if not os.path.lexists(file):
+        return None
+    if not file.is_file() or file.stat().st_size > MAX_PACKED_BYTES:
+        raise BadBundle(f"{file} is not a file, or too large to say what a network was trained on. Remove it.")
+    try:
+        return SplitRecord(file.read_bytes(), str(file))
+    except OSError as error:
+        raise BadBundle(f"{file} cannot be read: {error.strerror or error}. Change its permissions.") from None
+
+
+def update_split(folder: Path, split: SplitRecord | None) -> None:
+    """Write the record of the split into a bundle, where it is not there already."""
+    if split is not None and split != read_split(folder):
+        write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
+
+
+def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:
+    """Write weights, texts ({file: content}) and the record of the split in place of the folder, all at once."""
     with written_aside(folder) as aside:
         safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8")
+        if split is not None:
+            (aside / SPLIT_FILE).write_bytes(split.packed)
 
 
 @contextmanager

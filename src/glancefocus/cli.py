@@ -3,10 +3,16 @@
 Nothing heavy is imported before a job needs it: `gf --help` is instant.
 """
 
+import errno
 import os
 import sys
 from pathlib import Path
 from typing import Annotated
+
+from glancefocus import interrupts
+
+if __name__ == "__main__":
+    interrupts.take_over()  # before the imports below, which take a while
 
 import cyclopts
 from cyclopts import Parameter
@@ -23,6 +29,7 @@ app = cyclopts.App(
     name="gf",
     help="Classify images by looking quickly first, and closely only where and when it matters.",
     version=glancefocus.__version__,
+    suppress_keyboard_interrupt=False,
 )
 
 
@@ -204,23 +211,66 @@ def _let_threads_rest() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted."""
+    """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted.
+
+    arguments  None: those of this process, which then belongs to the command and may be ended by it
+    """
     _let_threads_rest()
+    if arguments is None:
+        interrupts.take_over()
+    words = sys.argv[1:] if arguments is None else arguments
+    with interrupts.handled(), interrupts.farewell(_first_farewell(words)):
+        code = _exit_code(arguments)
+        interrupts.ended(code)
+    sys.exit(code)
+
+
+def _exit_code(arguments: list[str] | None) -> int:
+    """Of the command, whose mistakes are said."""
     try:
         code = app(arguments, exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(2)  # cyclopts has said what is wrong
+        return 2  # cyclopts has said what is wrong
     except GlancefocusError as error:
-        print(f"gf: {error}", file=sys.stderr)
-        sys.exit(2)
+        return _mistake(str(error))
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output went away, as `| head` does
-        sys.exit(1)
-    except KeyboardInterrupt as stop:
-        if type(stop) is KeyboardInterrupt:  # a run that saved itself has said so
-            print("gf: interrupted.", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 1
+    except SystemExit:
+        raise
+    except BaseException as error:
+        return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _no_room(error)
+    return code if isinstance(code, int) else 0
+
+
+def _first_farewell(words: list[str]) -> str:
+    if words[:1] in (["train"], ["demo"]):
+        return "stopped before anything was learnt, so nothing is lost. The same command starts again."
+    return "interrupted."
+
+
+def _mistake(sentence: str) -> int:
+    print(f"gf: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _stopped() -> int:
+    """Say how to go on."""
+    if interrupts.owns_process():
+        interrupts.leave(interrupts.EXIT_CODE, interrupts.last_words() if interrupts.speaks() else None)
+    if interrupts.speaks():
+        print(f"gf: {interrupts.last_words()}", file=sys.stderr)
+    return interrupts.EXIT_CODE
+
+
+def _no_room(error: BaseException) -> int:
+    """A full disk is no fault of the program's; everything else is, and is shown as it is."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        where = f" while {error.filename} was written" if error.filename else ""
+        return _mistake(
+            f"there is no room on the disk{where} ({error.strerror}). Make room and run the same command again."
+        )
+    raise error
 
 
 if __name__ == "__main__":

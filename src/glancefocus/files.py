@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h on Linux
 _BLOCK_BYTES = 1 << 20
+_END_BYTES = 8 << 20
 
 
 def write_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -88,6 +89,22 @@ def fingerprint(file: Path) -> str:
     with open(file, "rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
+    return digest.hexdigest()
+
+
+def content_fingerprint(file: Path) -> str:
+    """The fingerprint of a file of up to 16 MiB; of a larger one, SHA-256 of its size and its first and last 8 MiB.
+
+    Tells files of a data set apart in a bounded time each; a change in the middle of a large file is not noticed.
+    """
+    size = os.path.getsize(file)
+    if size <= 2 * _END_BYTES:
+        return fingerprint(file)
+    digest = hashlib.sha256(f"{size}\n".encode())
+    with open(file, "rb") as stream:
+        digest.update(stream.read(_END_BYTES))
+        stream.seek(-_END_BYTES, os.SEEK_END)
+        digest.update(stream.read(_END_BYTES))
     return digest.hexdigest()
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import torch
 
 from glancefocus.bundle import Bundle
+from glancefocus.data.class_names import imagenet_classes
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.errors import BadSetting
 from glancefocus.network.multiply_adds import count_costs
-from glancefocus.network.official import imagenet_classes, load_official
+from glancefocus.network.official import load_official
 from glancefocus.runtimes.choose import check_name, set_threads
 
 

@@ -30,6 +30,7 @@ def model_card(
         "",
     ]
     told = {name: value for name, value in notes.items() if name not in ("data_settings", "thresholds_data")}
+    told |= {name: told[name].get("sentence") for name in ("verdict", "aims") if isinstance(told.get(name), dict)}
     if told:
         lines += ["## Notes", "", *(f"- {name.replace('_', ' ')}: {value}" for name, value in told.items()), ""]
     if curve:

@@ -1,5 +1,7 @@
 """What came of looking: the answer of every image, how many looks it took, where they went, and what they cost."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +22,16 @@ class Outcome:
     answer      (N,) index of the class
     confidence  (N,) softmax probability of that class
     looks       (N,) how many looks it took, the glance included
-    sure        (N,) it stopped because it was sure; otherwise it was out of looks
+    sure        (N,) it stopped because its score was above its threshold, see thresholds; otherwise it was out of looks, or of
+                time. That says nothing of how large the score is: a threshold may be below one half.
     logits      (N, classes) at the last look taken
     where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN where there was no look
     patch_px    (N, T - 1) side of each patch; 0 where there was no look
     answer_after, confidence_after  (N, T) after each look; -1 and NaN where there was none
     aims_first  the policy had aimed before an image could leave, and that was paid for
+    thresholds  what the score had to be above to stop after each look; None where that is not known
+    score       what was compared with them: confidence, entropy, ...
+    notes       what is odd about each image, such as that it was upscaled; empty: nothing is odd about any
     """
 
     answer: Tensor
@@ -40,6 +46,9 @@ class Outcome:
     classes: tuple[str, ...] | None = None
     costs: Costs | None = None
     aims_first: bool = False
+    thresholds: tuple[float, ...] | None = None
+    score: str = "confidence"
+    notes: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -63,6 +72,23 @@ class Outcome:
     def name(self, index: int) -> str:
         return str(index) if self.classes is None else self.classes[index]
 
+    def threshold(self, row: int) -> float | None:
+        """What the score of an image was above when it stopped; None where it was out of looks, or the threshold is not known."""
+        if self.thresholds is None or not bool(self.sure[row]):
+            return None
+        return self.thresholds[int(self.looks[row]) - 1]
+
+    def stopped(self, row: int) -> str:
+        """Why an image stopped, for people: "above threshold 0.42", "out of looks" or "out of time"."""
+        if not bool(self.sure[row]):
+            most = self.where.shape[1] + 1
+            return "out of looks" if int(self.looks[row]) == most else "out of time"
+        threshold = self.threshold(row)
+        if threshold is None:
+            return "above its threshold"
+        what = "above threshold" if self.score == "confidence" else f"{self.score} above"
+        return f"{what} {threshold:.2f}" if abs(threshold) < math.inf else f"{what} {threshold}"
+
     def top(self, row: int, k: int) -> list[tuple[str, float]]:
         """The k likeliest classes of one image with their probabilities."""
         probabilities, indexes = self.logits[row].float().softmax(dim=0).topk(min(k, self.logits.shape[1]))
@@ -76,7 +102,10 @@ class Outcome:
             for name, value in vars(parts[0]).items()
             if isinstance(value, Tensor)
         }
-        return replace(parts[0], **tensors)
+        notes: tuple[tuple[str, ...], ...] = ()
+        if any(part.notes for part in parts):
+            notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
+        return replace(parts[0], **tensors, notes=notes)
 
 
 class OutcomeRecorder:

@@ -139,6 +139,20 @@ def normalise(images: Tensor, view: ViewSettings) -> Tensor:
     return (floats - mean) / std
 
 
+def glance_of_pixels(images: Tensor, px: int, resize: GlanceResize, view: ViewSettings) -> Tensor:
+    """The whole of each image (B, 3, H, W) uint8 at px x px, normalised; never all of a large one is held as floats."""
+    # Resizing mixes pixels with weights that sum to 1, so it may come before the rest of the arithmetic.
+    if images.device.type != "cpu":
+        shrunk = shrink(images.float(), px, resize)
+    else:
+        at_once = FLOATS_AT_ONCE // max(1, images[:1].numel())
+        # Of an image that is too large by itself one channel after the other.
+        channels = 1 if at_once == 0 else images.shape[1]
+        parts = (torch.split(some, channels, dim=1) for some in torch.split(images, max(1, at_once)))
+        shrunk = torch.cat([torch.cat([shrink(p.float(), px, resize) for p in some], dim=1) for some in parts])
+    return normalise(shrunk / 255, view).contiguous(memory_format=torch.channels_last)
+
+
 @dataclass(frozen=True)
 class ImageBatch:
     """A batch of images of one size, (N, 3, H, W). Dropping a row copies no pixels: only the list of rows changes.
@@ -177,12 +191,7 @@ class ImageBatch:
         images = self.images if self.rows is None else self.images[self.rows]
         if self.view is None:
             return shrink(images, px, resize)
-        # Resizing mixes pixels with weights that sum to 1, so it may come before the rest of the arithmetic.
-        on_cpu = images.device.type == "cpu"
-        at_once = max(1, FLOATS_AT_ONCE // max(1, images[:1].numel()) if on_cpu else images.shape[0])
-        shrunk = torch.cat([shrink(some.float(), px, resize) for some in torch.split(images, at_once)])
-        small = normalise(shrunk / 255, self.view)
-        return small.contiguous(memory_format=torch.channels_last)
+        return glance_of_pixels(images, px, resize, self.view)
 
     def patch(self, where: Tensor, px: int) -> Tensor:
         return self._normalised(crop(self.images, where, px, self.rows))
@@ -254,9 +263,10 @@ def as_batch(images: Tensor, view: ViewSettings) -> ImageBatch | ClipBatch:
 
 @dataclass(frozen=True)
 class MixedImages:
-    """Images of different sizes and shapes, each (3, H, W)."""
+    """Images of different sizes and shapes, each (3, H, W); of those that are uint8 the view normalises what is looked at."""
 
     images: tuple[Tensor, ...]
+    view: ViewSettings | None = None
 
     def __post_init__(self) -> None:
         for image in self.images:
@@ -268,22 +278,25 @@ class MixedImages:
         return len(self.images)
 
     def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
-        return torch.cat([shrink(image[None], px, resize) for image in self.images])
+        return torch.cat([image.glance(px, resize) for image in self._single()])
 
     def patch(self, where: Tensor, px: int) -> Tensor:
-        return torch.cat(
-            [crop(image[None], where[i : i + 1], px) for i, image in enumerate(self.images)]
-        )  # one crop an image: they share no tensor
+        return torch.cat([image.patch(where[i : i + 1], px) for i, image in enumerate(self._single())])
 
     def keep(self, rows: Tensor) -> "MixedImages":
-        return MixedImages(tuple(self.images[i] for i in rows.tolist()))
+        return MixedImages(tuple(self.images[i] for i in rows.tolist()), self.view)
+
+    def _single(self) -> list[ImageBatch]:
+        """Each image alone: they share no tensor."""
+        return [ImageBatch(i[None], view=self.view if i.dtype == torch.uint8 else None) for i in self.images]
 
 
 @dataclass(frozen=True)
 class MixedClips:
-    """Clips of different sizes and shapes, each (F, 3, H, W), all of as many frames."""
+    """Clips of different sizes and shapes, each (F, 3, H, W), all of as many frames; of those that are uint8 see MixedImages."""
 
     clips: tuple[Tensor, ...]
+    view: ViewSettings | None = None
 
     def __post_init__(self) -> None:
         for clip in self.clips:
@@ -301,13 +314,16 @@ class MixedClips:
         return int(self.clips[0].shape[0])
 
     def glance(self, px: int, resize: GlanceResize = "antialias") -> Tensor:
-        return torch.cat([shrink(clip, px, resize) for clip in self.clips])
+        return torch.cat([clip.glance(px, resize) for clip in self._single()])
 
     def patch(self, where: Tensor, px: int) -> Tensor:
-        return torch.cat([crop(clip, where[i : i + 1].expand(self.frames, 2), px) for i, clip in enumerate(self.clips)])
+        return torch.cat([clip.patch(where[i : i + 1], px) for i, clip in enumerate(self._single())])
 
     def keep(self, rows: Tensor) -> "MixedClips":
-        return MixedClips(tuple(self.clips[i] for i in rows.tolist()))
+        return MixedClips(tuple(self.clips[i] for i in rows.tolist()), self.view)
+
+    def _single(self) -> list[ClipBatch]:
+        return [ClipBatch(c[None], view=self.view if c.dtype == torch.uint8 else None) for c in self.clips]
 
 
 @dataclass(frozen=True)
@@ -358,19 +374,22 @@ def frames_of(scene: Scene) -> int:
     return int(getattr(scene, "frames", 1))
 
 
-def as_scene(images: "Tensor | Sequence[Tensor] | Scene") -> Scene:
+def as_scene(images: "Tensor | Sequence[Tensor] | Scene", view: ViewSettings | None = None) -> Scene:
     """A scene out of a batch (B, 3, H, W), one image (3, H, W), or a list of images of any sizes; a scene stays as it is.
 
     Clips are (B, F, 3, H, W), or a list of (F, 3, H, W).
+
+    view  normalises images that are uint8, where they are looked at
     """
     if isinstance(images, Tensor):
+        view = view if images.dtype == torch.uint8 else None
         if images.dim() == 5:
-            return ClipBatch(images)
-        return ImageBatch(images[None] if images.dim() == 3 else images)
+            return ClipBatch(images, view=view)
+        return ImageBatch(images[None] if images.dim() == 3 else images, view=view)
     if isinstance(images, (list, tuple)):
         if not images:
             raise BadSetting("there is nothing to look at: the list of images is empty.")
-        if len({tuple(image.shape) for image in images}) == 1:
-            return as_scene(torch.stack(list(images)))
-        return MixedClips(tuple(images)) if images[0].dim() == 4 else MixedImages(tuple(images))
+        if len({(tuple(image.shape), image.dtype) for image in images}) == 1:
+            return as_scene(images[0][None] if len(images) == 1 else torch.stack(list(images)), view)
+        return MixedClips(tuple(images), view) if images[0].dim() == 4 else MixedImages(tuple(images), view)
     return images  # type: ignore[return-value]

@@ -91,7 +91,7 @@ def test_something_v1_and_jester_are_read_as_published(name: str, tmp_path: Path
     assert data.train.labels.tolist() == [1, 0]
     assert data.val.labels.tolist() == [1]
     assert [file.name for file in data.train.files] == ["7", "11"]  # type: ignore[attr-defined]
-    assert set(open_labelled(DataSettings(str(folder)), VIEW, data.classes, frames=4)) == {"train", "val"}
+    assert set(open_labelled(DataSettings(str(folder)), VIEW, data.classes, frames=4).splits) == {"train", "val"}
 
 
 @pytest.mark.parametrize("place", [".", "labels"])

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
+from glancefocus.data.holding_out import hold_out
 from glancefocus.data.signs import SignsSettings
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
 from glancefocus.errors import BadData, BadSetting, UnknownName
@@ -49,7 +50,7 @@ def test_a_folder_of_train_and_val_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_one_level_of_classes_is_split_by_a_seed_that_repeats(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 10, "dog": 20})
-    one, again, other = (read_folder(tmp_path, 0.2, seed)[0] for seed in (0, 0, 1))
+    one, again, other = (hold_out(read_folder(tmp_path)[0], 0.2, seed) for seed in (0, 0, 1))
     assert one == again
     held = [(path, label) for split, path, label in one if split == "val"]
     assert [label for _, label in held] == [0] * 2 + [1] * 4  # a fifth of each class
@@ -59,12 +60,12 @@ def test_one_level_of_classes_is_split_by_a_seed_that_repeats(tmp_path: Path) ->
 
 def test_a_train_folder_without_val_gives_some_of_it(tmp_path: Path) -> None:
     data = opened(pictures(tmp_path, {"train/cat": 5, "train/dog": 5, "test/cat": 1}))
-    assert (len(data.train), len(data.val)) == (8, 2)
+    assert (len(data.train), len(data.val)) == (7, 3)  # a third of ten
     assert data.test is not None
 
 
 def test_a_class_with_one_image_keeps_it_for_training(tmp_path: Path) -> None:
-    rows, _ = read_folder(pictures(tmp_path, {"cat": 1, "dog": 4}), 0.5, 0)
+    rows = hold_out(read_folder(pictures(tmp_path, {"cat": 1, "dog": 4}))[0], 0.5, 0)
     assert [(split, label) for split, _, label in rows if label == 0] == [("train", 0)]
 
 
@@ -72,7 +73,7 @@ def test_other_files_and_hidden_ones_are_passed_over(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 4, "dog": 4, ".cache": 2, "cat/deeper": 1})
     (tmp_path / "cat" / "notes.txt").write_text("hello")
     picture(tmp_path / "cat" / ".hidden.png")
-    rows, classes = read_folder(tmp_path, 0.2, 0)
+    rows, classes = read_folder(tmp_path)
     assert classes == ("cat", "dog")
     assert len(rows) == 9  # 4 + 4 and the one in a folder deeper
 
@@ -114,7 +115,7 @@ def test_a_csv_may_name_the_splits(tmp_path: Path) -> None:
 def test_a_csv_that_says_nothing_useful_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(BadData, match=sentence):
-        read_csv(tmp_path / "list.csv", 0.2, 0)
+        read_csv(tmp_path / "list.csv")
 
 
 def test_a_file_that_is_no_csv_is_refused(tmp_path: Path) -> None:

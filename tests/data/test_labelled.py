@@ -27,7 +27,7 @@ def pictures(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def opened(source: Path, classes: tuple[str, ...] = PETS, **settings: object) -> dict[str, Split]:
-    return open_labelled(DataSettings(str(source), workers=0, **settings), VIEW, classes)  # type: ignore[arg-type]
+    return open_labelled(DataSettings(str(source), workers=0, **settings), VIEW, classes).splits  # type: ignore[arg-type]
 
 
 def test_splits_that_are_there_are_opened_and_labels_count_as_the_network_does(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
 
 
 def test_the_built_in_world_has_all_three_splits(world: DataSettings) -> None:
-    splits = open_labelled(world, WORLD_VIEW, CLASSES)
+    splits = open_labelled(world, WORLD_VIEW, CLASSES).splits
     assert {name: len(split) for name, split in splits.items()} == {"train": 7, "val": 6, "test": 5}
 
 

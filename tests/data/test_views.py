@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.views import Placement, normalise, view_picture, view_tensor
+from glancefocus.data.views import Placement, normalise, view_any, view_picture, view_tensor
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
@@ -117,15 +117,73 @@ def test_a_box_of_a_stretched_image_is_stretched_back() -> None:
     assert placement.box_in_picture(10, 10, 20) == (80, 20, 240, 60)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (7, 100), (100, 7), (0, 50)])
-def test_a_speck_shows_nothing_to_recognise(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(0, 50), (50, 0)])
+def test_a_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
     width, height = size
-    sentence = rf"an image of {height}x{width} px shows nothing to recognise. Give one of at least 8x8 px"
+    sentence = rf"an image of {height}x{width} px has no pixels. Give one of at least 1x1 px"
     with pytest.raises(ImageTooSmall, match=sentence):
         view_picture(Image.new("RGB", size), ViewSettings())
     for dtype in (torch.uint8, torch.float32):
         with pytest.raises(ImageTooSmall, match=sentence):
             view_tensor(torch.zeros(3, height, width, dtype=dtype), ViewSettings())
+    with pytest.raises(ImageTooSmall, match=sentence):
+        view_any(np.zeros((height, width, 3), np.uint8), ViewSettings())
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((40, 30), (128, 96)),  # both sides grow by 3.2
+        ((96, 500), (96, 500)),  # large enough
+        ((1, 1), (96, 96)),
+        ((10, 100), (96, 960)),
+        ((4, 200), (96, 1536)),  # a ribbon: its longer side grows to 16 patches only
+        ((2000, 3), (2000, 96)),  # or stays, where it is longer already
+    ],
+)
+def test_a_picture_seen_whole_is_upscaled_until_a_patch_fits(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    view = ViewSettings("whole", **PLAIN)  # type: ignore[arg-type]
+    source = picture(*size)
+    image, placement = view_picture(source, view, least_px=96)
+    same, same_placement = view_tensor(torch.from_numpy(np.array(source)).permute(2, 0, 1), view, least_px=96)
+    width, height = expected
+    assert image.shape == same.shape == (3, height, width)
+    assert placement == same_placement
+    assert placement.note == ("" if size == expected else f"upscaled from {size[0]}x{size[1]} px")
+    torch.testing.assert_close(image, same, rtol=0, atol=0.02)
+    # Boxes are in the picture's own pixels: all of the image is all of the picture.
+    left, top, right, bottom = placement.box_in_picture(0, 0, min(width, height))
+    assert (left, top) == (0, 0)
+    assert min(right, bottom) <= min(size)
+    assert placement.box_in_picture(height - 96, width - 96, 96)[2:] == size
+
+
+def test_a_picture_that_is_cropped_is_upscaled_with_a_note_where_it_is_smaller_than_a_patch() -> None:
+    for size, note in (((40, 30), "upscaled from 40x30 px"), ((60, 50), "")):
+        image, placement = view_picture(picture(*size), ViewSettings("crop", 64, 64), least_px=48)
+        assert image.shape == (3, 64, 64)
+        assert placement.note == note
+    assert view_tensor(torch.zeros(3, 64, 64), ViewSettings("crop", 64, 64), 48)[1] == Placement()
+
+
+def test_a_large_picture_seen_whole_stays_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glancefocus.data.views.LARGE_PIXELS", 6000)
+    view = ViewSettings("whole", **PLAIN)  # type: ignore[arg-type]
+    small, large = picture(60, 100), picture(61, 100)
+    assert view_any(small, view)[0].dtype == torch.float32
+    pixels, placement = view_any(large, view)
+    assert pixels.dtype == torch.uint8
+    assert torch.equal(normalise(pixels, view), view_picture(large, view)[0])
+    assert placement == Placement()
+
+
+def test_a_picture_that_would_take_too_much_memory_is_refused_before_it_is_resized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("glancefocus.data.picture_memory.available_bytes", lambda: 200_000_000)
+    # 96 x 1,000,000 px of 12 bytes.
+    with pytest.raises(BadImage, match=r"1000000x96 px needs about 1.2 GB of memory, but 200 MB are available. Make"):
+        view_picture(Image.new("RGB", (1_000_000, 1)), ViewSettings("whole"), least_px=96)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
+from glancefocus.early_exit.budget import solve_curve
+from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.early_exit.look_table import LookTable
 from glancefocus.evaluation.assess import (
@@ -169,7 +171,7 @@ def test_everything_is_said_of_a_bundle_and_goes_through_json(small_bundle: Make
     findings = assess(bundle, record, points=5)
     table = look_table(bundle, record)
     assert findings.data == "pets, test"
-    assert findings.chosen_on == "one half of these images for the other, both ways"
+    assert findings.chosen_on == "parts of these images for the other parts, in turns"
     assert findings.images == IMAGES
     assert findings.accuracy_after_look == table.accuracy_after_look
     glance, _, everything = bundle.costs.macs_after_look
@@ -206,8 +208,40 @@ def test_the_bundles_own_curve_is_measured_where_it_has_one(small_bundle: MakeBu
         measured = table.point(np.asarray(point["thresholds"], np.float32))
         assert (point["accuracy"], point["mean_macs"]) == (measured["accuracy"], measured["mean_macs"])
     assert findings.chosen_on == "pets, val"
-    same = assess(bundle, record_of(bundle, tmp_path, seed=1))
-    assert same.chosen_on == "these very images, so the curve flatters itself"
+
+
+def test_thresholds_are_not_measured_on_the_images_that_chose_them(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    """Scores that say nothing: on the images that chose the thresholds they seem to, on others they do not."""
+    bundle = small_bundle()
+    record = random_record(tmp_path, images=60)
+    table = look_table(bundle, record)
+    bundle.curve = solve_curve(table)
+    bundle.thresholds = best_thresholds(bundle.curve)
+    always = max(table.accuracy_after_look)
+    flattering = assess(bundle, record, points=5)
+    assert flattering.chosen["accuracy"] > always + 0.03
+    fair = assess(bundle, record, chose=True, points=5)
+    assert fair.chosen["accuracy"] < flattering.chosen["accuracy"] - 0.05
+    assert fair.chosen["thresholds"] == np.asarray(bundle.thresholds, dtype=np.float32).tolist()
+    assert sum(fair.chosen["exits_per_look"]) == 60
+    assert max(point["accuracy"] for point in fair.curve) < max(point["accuracy"] for point in flattering.curve)
+    assert fair.chosen_on == "parts of these images for the other parts, in turns"
+    # Thresholds that are not the best of the curve are those of a budget: others of the same cost are chosen in turns.
+    bundle.thresholds = tuple(bundle.curve[20]["thresholds"])
+    budget = assess(bundle, record, chose=True, points=5).chosen
+    assert budget["mean_macs"] == pytest.approx(bundle.curve[20]["mean_macs"], rel=0.1)
+    bundle.thresholds = None
+    assert assess(bundle, record, chose=True, points=5).chosen["accuracy"] == table.accuracy_after_look[-1]
+
+
+def random_record(folder: Path, images: int) -> LookRecord:
+    """Three looks at images of two classes, all of whose scores and answers are drawn at random."""
+    random = np.random.default_rng(0)
+    about = RecordAbout("net", "data", "pets", "val", images, 3, (32,))
+    with writing_record(folder / "record", about) as writer:
+        scores = {name: random.random((images, 3), dtype=np.float32) for name in ("confidence", "entropy", "value")}
+        writer.add(random.integers(0, 2, images), answer=random.integers(0, 2, (images, 3)), **scores)
+    return LookRecord.load(folder / "record")
 
 
 def test_other_images_may_choose_the_thresholds(small_bundle: MakeBundle, tmp_path: Path) -> None:

@@ -35,14 +35,15 @@ def test_a_glance_is_the_same_as_by_torch(resize: Any, height: int, width: int, 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("fit", ["crop", "stretch", "whole"])
-@pytest.mark.parametrize(("height", "width"), [(40, 60), (90, 33), (48, 32), (20, 900)])
+@pytest.mark.parametrize(("height", "width"), [(40, 60), (90, 33), (48, 32), (20, 900), (10, 12), (1, 700), (1, 1)])
 def test_a_view_has_the_same_pixels_and_boxes(fit: Any, interpolation: Any, height: int, width: int) -> None:
     view = ViewSettings(fit=fit, height_px=48, width_px=32, interpolation=interpolation)
     picture = noise(height, width)
-    image, placement = view_picture(picture, as_pixels(view))
+    image, placement = view_picture(picture, as_pixels(view), 16)
     seen = views.see([picture], about(view))
     assert np.array_equal(seen.frames[0], (image * 255).round().byte().permute(1, 2, 0).numpy())
     assert seen.to_box(3, 5, 16) == list(placement.box_in_picture(3, 5, 16))
+    assert seen.notes == ([placement.note] if placement.note else [])
 
 
 def test_a_file_is_turned_upright_and_its_transparency_is_white(tmp_path: Path) -> None:
@@ -70,6 +71,8 @@ def test_frames_of_a_folder_are_evenly_spaced_in_their_order(tmp_path: Path, cou
     assert list(views.find([str(tmp_path)], 4)) == [clip]
 
 
-def test_an_image_smaller_than_a_patch_is_refused() -> None:
-    with pytest.raises(ValueError, match="12x30 px is smaller than a patch of this network .16 px."):
-        views.see([noise(12, 30)], about(ViewSettings(fit="whole")))
+def test_an_image_smaller_than_a_patch_is_upscaled() -> None:
+    seen = views.see([noise(12, 30)], about(ViewSettings(fit="whole")))
+    assert seen.frames[0].shape == (16, 40, 3)
+    assert seen.notes == ["upscaled from 30x12 px"]
+    assert seen.to_box(0, 24, 16) == [18, 0, 30, 12]

@@ -1,23 +1,133 @@
-"""Settings of a run of seconds, for the tests of training."""
+"""What the tests of learning share: a workshop to put stages into, the toy world of bright squares, settings of a tiny run."""
 
+import functools
 import importlib.util
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
 
+from glancefocus.data.datasets import Data
+from glancefocus.data.splits import MemorySplit
+from glancefocus.network.encoder import Encoding
+from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.policy import LearntPolicy
+from glancefocus.scene import shrink
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain
 from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import Workshop
 
-TINY_RUN = Path(__file__).with_name("tiny_run.py")
+IMAGE_PX, SQUARE_PX, PATCH_PX, GLANCE_PX = 32, 4, 12, 8
+AS_IT_IS = ViewSettings(
+    fit="whole", height_px=IMAGE_PX, width_px=IMAGE_PX, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+)  # pixels stay as they are
+
+
+@functools.cache
+def bright_squares(count: int, seed: int) -> MemorySplit:
+    """One bright square on grey, at a random place; its colour, red or green, is the class."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.full((count, 3, IMAGE_PX, IMAGE_PX), 64, dtype=torch.uint8)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    start = torch.randint(0, IMAGE_PX - SQUARE_PX + 1, (count, 2), generator=generator)
+    for row, (label, (top, left)) in enumerate(zip(labels.tolist(), start.tolist(), strict=True)):
+        images[row, label, top : top + SQUARE_PX, left : left + SQUARE_PX] = 255
+    boxes = torch.cat([start, start + SQUARE_PX], dim=1).float()
+    return MemorySplit(images, labels, AS_IT_IS, boxes=boxes)
+
+
+class Brightness(nn.Module):
+    """Encodes by hand: the map shows where it is bright; the vector says red or green where the whole square is seen."""
+
+    vector_features = 2
+
+    def forward(self, images: Tensor) -> Encoding:
+        bright = 4 * shrink((images - 0.3).clamp_min(0), GLANCE_PX).sum(dim=1, keepdim=True)
+        whole = ((images[:, :2] > 0.9).sum(dim=(2, 3)) == SQUARE_PX**2).float()
+        return Encoding(bright, whole)
+
+    def own_head(self, vector: Tensor) -> Tensor:
+        return 6 * vector
+
+    def evidence(self, images: Tensor, labels: Tensor) -> Tensor:
+        return self(images).map[:, 0]  # type: ignore[no-any-return]
+
+
+class Evidence(nn.Module):
+    """Answers rightly exactly when one of the patches held the whole square; until then it cannot know."""
+
+    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+        return vector if memory is None else torch.maximum(vector, memory)
+
+    def answer(self, memory: Tensor, look: int) -> Tensor:
+        return 6 * memory
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate() -> Iterator[None]:
+    """accelerate keeps one state a process; every test starts with none."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def workshop_of() -> Callable[..., Workshop]:
+    """Makes the workshop of a network and data with these settings."""
+
+    def make(net: GlanceFocus, train: MemorySplit, val: MemorySplit, **settings: Any) -> Workshop:
+        plain = {"data": {"source": "here", "workers": 0}, "network": {"backbone": "none"}, **settings}
+        whole: TrainSettings = from_plain(TrainSettings, plain)
+        accelerator = Accelerator(cpu=True, mixed_precision=whole.precision)
+        return Workshop(net, Data(train, val, ("red", "green")), whole, accelerator)
+
+    return make
+
+
+@pytest.fixture
+def square_world(workshop_of: Callable[..., Workshop]) -> Callable[..., Workshop]:
+    """Makes the toy world: a frozen network that reads any square that it is aimed at, under a policy that knows nothing yet."""
+
+    def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> Workshop:
+        policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64)  # type: ignore[arg-type]
+        settings = NetworkSettings("none", 2, GLANCE_PX, (PATCH_PX,), looks, policy=policy_settings, view=AS_IT_IS)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            policy = LearntPolicy(policy_settings, 1, {GLANCE_PX: GLANCE_PX, PATCH_PX: GLANCE_PX}, (PATCH_PX,))
+        net = GlanceFocus(settings, Brightness(), Brightness(), Evidence(), policy).eval()  # type: ignore[arg-type]
+        return workshop_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def tiny_settings() -> Callable[..., TrainSettings]:
-    """Makes the settings of tiny_run.py, with changes."""
-    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
+def tiny_run() -> types.ModuleType:
+    """tiny_run.py: a run of seconds."""
+    spec = importlib.util.spec_from_file_location("tiny_run", Path(__file__).with_name("tiny_run.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    settings: Callable[..., TrainSettings] = module.tiny_settings
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny_settings(tiny_run: types.ModuleType) -> Callable[..., TrainSettings]:
+    """Makes the settings of tiny_run.py, with changes."""
+    settings: Callable[..., TrainSettings] = tiny_run.tiny_settings
     return settings
+
+
+@pytest.fixture(scope="session")
+def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scenes are drawn once for all runs of a session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.getbasetemp() / "tiny-world"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield

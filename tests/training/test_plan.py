@@ -12,10 +12,10 @@ from glancefocus.data.datasets import Data, open_data
 from glancefocus.errors import BadRun
 from glancefocus.network.assemble import build
 from glancefocus.training import plan as plan_module
+from glancefocus.training.loop import build_stage
 from glancefocus.training.memory_need import bytes_per_image, training_bytes
 from glancefocus.training.plan import Plan, StagePlan, measure_plan, parts_that_fit
 from glancefocus.training.plan_words import duration, plan_words
-from glancefocus.training.run import build_stage
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 

@@ -13,7 +13,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.training import stage2_aim
 from glancefocus.training.settings import AimSettings
-from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage import Moment, NonFinite, Workshop
 from glancefocus.training.stage2_aim import AimStage
 
 World = Callable[..., Workshop]
@@ -180,17 +180,32 @@ def test_deviation_and_rate_stay_unless_they_are_given_an_end(square_world: Worl
     assert at(0.5, **falling) == pytest.approx([0.175, 0.006], abs=1e-12)
 
 
-def test_an_actor_that_ignores_its_input_has_collapsed(square_world: World) -> None:
+def test_a_policy_that_aims_at_the_centre_of_every_image_is_not_called_better(square_world: World) -> None:
     workshop = square_world(looks=2)
     stage = AimStage(workshop)
     with torch.no_grad():
         workshop.net.policy.actor.weight.zero_()
-    numbers = stage.validate(workshop.data.val)
-    assert numbers["collapsed"] is True
-    assert numbers["aim_deviation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+        workshop.net.policy.actor.bias.zero_()  # the middle, after the sigmoid
+    assert stage.validate(workshop.data.val)["aim_deviation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+    checked = stage.check_aims()
+    assert checked.over_centre[0] == 0
+    assert not checked.better
+    assert "aim.deviation=0.2" in checked.sentence
+
+
+def test_a_policy_that_finds_the_square_is_better_than_aims_that_learn_nothing(square_world: World) -> None:
+    workshop = square_world(looks=2, lr=5e-3, reward="increment")
+    stage = learn(workshop)
+    stage.validate(workshop.data.val)
+    good = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
     with torch.no_grad():
-        workshop.net.policy.actor.weight.normal_(0, 5, generator=torch.Generator().manual_seed(0))
-    assert stage.validate(workshop.data.val)["collapsed"] is False
+        workshop.net.policy.actor.weight.zero_()
+    checked = stage.check_aims()  # of the best policy, not of the last one
+    assert checked.better
+    assert checked.over_random[0] > 0.3
+    assert "Learnt aims pay" in checked.sentence
+    assert bool((workshop.net.policy.actor.weight == 0).all())  # which is put back
+    assert any(bool((good[name] != tensor).any()) for name, tensor in workshop.net.policy.state_dict().items())
 
 
 def test_the_policy_with_the_best_last_look_is_the_one_that_is_kept(square_world: World) -> None:
@@ -277,6 +292,8 @@ def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: 
     assert spread[1] < 0.5 * spread[0]  # a quarter, but for chance
 
 
-def test_a_learning_rate_that_breaks_the_policy_is_said(square_world: World) -> None:
-    with pytest.raises(stage2_aim.BadRun, match="the policy's loss is not a number: its learning rate is too high"):
-        learn(square_world(looks=2, lr=1e36), steps=20)
+def test_a_policy_that_aims_nowhere_stops_before_anything_is_cut_out(square_world: World) -> None:
+    workshop = square_world(looks=2)
+    torch.nn.init.constant_(workshop.net.policy.actor.weight, float("nan"))
+    with pytest.raises(NonFinite, match="an aim of the policy became infinite or not a number"):
+        learn(workshop, steps=1)

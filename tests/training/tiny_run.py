@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from glancefocus.errors import GlancefocusError
+from glancefocus.interrupts import Interrupted
 from glancefocus.settings import from_plain
-from glancefocus.training.run import Interrupted, train
+from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
 EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "point": 1, "aim": 2, "finetune": 1, "joint": 1}
@@ -37,10 +38,11 @@ def tiny_settings(**changes: Any) -> TrainSettings:
         },
         "batch_size": 8,
         "checkpoint_minutes": 0,
+        "rivals": "none",
         **{stage: {"epochs": epochs} for stage, epochs in EPOCHS.items()},
     }
     for name, value in changes.items():
-        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+        plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
     return from_plain(TrainSettings, plain)
 
 

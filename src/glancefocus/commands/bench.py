@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import notice, output, progress_bars, say, tell_bad_files
 from glancefocus.costs import Costs
 from glancefocus.early_exit.forced import checked_shares, shares_within
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
@@ -48,6 +48,7 @@ class BenchAsked:
     light_weights: bool | None = None
     changes: Sequence[str] = ()
     rounds: int = 7
+    split: str | None = None
 
     def __post_init__(self) -> None:
         if self.exits is not None and self.budget_macs is not None:
@@ -102,6 +103,10 @@ def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_image
         raise BadSetting("a bundle is trained as it is; --set and --light-policy are for presets. Leave them out.")
     bundle = load(folder)
     if data is None:
+        if asked.split is not None:
+            raise BadSetting(
+                f"--split {asked.split} is a part of the data, but no data was named. Name it, or leave --split out."
+            )
         curve = next((p for p in bundle.curve if _thresholds(p) == _plain(bundle.thresholds)), None)
         exits = None if curve is None else curve.get("exits_per_look")
         usual = None if exits is None else [count / sum(exits) for count in exits]
@@ -114,8 +119,10 @@ def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_image
         )
     backbone = _backbone_of(bundle, folder, asked.backbone)
     records = Records(bundle, data, looks_folder(folder), progress=progress)
-    subject = subject_at_backbone_accuracy(records, backbone, most_images)
+    subject = subject_at_backbone_accuracy(records, backbone, most_images, split=asked.split)
     tell_bad_files(records.bad_files)
+    for remark in records.remarks(records.to_measure(asked.split)):
+        notice(remark)
     return subject
 
 
@@ -177,8 +184,10 @@ def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
         f"of {sum(exits)} images {' / '.join(map(str, exits))} left after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
     )
     if subject.accuracy is not None and subject.backbone_accuracy is not None:
-        told = f"accuracy on all of the data: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %"
-        say(told + ("" if subject.accuracy >= subject.backbone_accuracy else "; no thresholds make it as accurate"))
+        say(
+            f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
+            f"thresholds were chosen on {subject.chosen_on} to be as accurate as the backbone there"
+        )
 
 
 def _ratios(network: str, timings: Sequence[Timing]) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import notice, output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import (
     check_budget,
     check_table,
@@ -45,6 +45,7 @@ class BudgetAsked:
     workers: int
     max_bad_files: int
     save: bool
+    split: str | None = None
 
     def __post_init__(self) -> None:
         if (self.macs is None) + (self.ms is None) + (not self.curve) != 2:
@@ -79,9 +80,12 @@ def set_budget(
             progress=progress,
         )
         if asked.calibrate:
-            bundle.temperatures = _temperatures(records, asked.on)
-        choice = choose_images(records, asked.on)
+            bundle.temperatures = _temperatures(records, asked)
+        choice = choose_images(records, asked.on, split=asked.split)
     tell_bad_files(records.bad_files)
+    remarks = records.remarks(choice.split)
+    for remark in remarks:
+        notice(remark)
     if asked.ms is not None:
         keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
         bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
@@ -100,22 +104,23 @@ def set_budget(
         points = [{**measuring.point(_array(p)), "budget_macs": p["budget_macs"]} for p in curve]
         result["curve"] = [with_interval(point, len(measuring)) for point in points]
     if asked.save:
+        records.remember_choosing(choice.split)
         _store(bundle, folder, choice, thresholds, curve)
-    result["stored"] = asked.save
+    result |= {"stored": asked.save, "remarks": remarks}
     if as_json:
         print(json.dumps(result, indent=1))  # noqa: T201
         return
     _print(result, curve)
 
 
-def _temperatures(records: Records, on: str) -> tuple[float, ...]:
+def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
     """Fitted on the images that choose, and on no others."""
     if records.made_before is not None:
         raise BadSetting(
             "temperatures are found by looking at images; a look record does not hold them. Name the data."
         )
-    first, second = choosing_and_measuring(records, on)
-    split = records.splits[first]
+    first, second = choosing_and_measuring(records, asked.on, asked.split)
+    split = records.split(first)
     rows = None if second is not None else halves(len(split))[0].tolist()
     bundle = records.bundle
     return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)

@@ -16,9 +16,11 @@ from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
-from glancefocus.training.checkpoint import write_aside
+from glancefocus.training.backbones import load_backbone
+from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import Interrupted, load_backbone, train
+from glancefocus.training.run import train
+from glancefocus.training.run_folder import run_farewell
 from glancefocus.training.settings import TrainSettings
 
 
@@ -27,15 +29,12 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     keep_freed_memory()
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
-    try:
+    with run_farewell(folder / "run"):
         bundle = train(settings, folder / "run", quiet=as_json)
-    except Interrupted:
-        notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
-        raise
-    comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
-    seconds = time.monotonic() - started
-    result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
-    write_aside(folder / "result.json", lambda stream: stream.write(result.encode()))
+        comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
+        seconds = time.monotonic() - started
+        result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
+        write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201
         return

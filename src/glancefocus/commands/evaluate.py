@@ -1,16 +1,21 @@
 """`gf evaluate`: what a bundle achieves on labelled images at every budget, as tables, a page and files of numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from glancefocus.commands.printing import output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
-from glancefocus.errors import BadData
+from glancefocus.early_exit.look_record import LookRecord
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import summary_tables, write_findings
+from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.latency import measure_latency
+from glancefocus.evaluation.rivals import tuned_files
+from glancefocus.evaluation.verdict import no_verdict
 from glancefocus.loading import load
 
 
@@ -27,6 +32,7 @@ def evaluate_bundle(
     threads: int | None,
     workers: int,
     max_bad_files: int,
+    rivals: str,
     as_json: bool,
 ) -> None:
     """Measure, print, and write the report."""
@@ -35,16 +41,25 @@ def evaluate_bundle(
         records = Records(
             bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress
         )
-        name = records.first_of("test", "val", "all", "train") if split is None else records.first_of(split)
-        if name is None:
-            raise BadData(f"{source} has no split {split!r}, only {', '.join(records.names)}.")
+        name = records.to_measure(split)
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
+        chose = records.chose(name)
     tell_bad_files(records.bad_files)
+    remarks = records.remarks(name)
+    for remark in remarks:
+        notice(remark)
     if latency and bundle.latency_here() is None:
         bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=batch_size)]
     check_table(look_table(bundle, record))
-    findings = assess(bundle, record, choosing)
+    findings = replace(
+        assess(bundle, record, choosing, chose=chose),
+        remarks=remarks,
+        aims=bundle.notes.get("aims"),
+        verdict=None
+        if rivals == "none"
+        else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
+    )
     if report is not None:
         write_findings(report, findings, title=f"{folder} on {source}")
     if as_json:
@@ -53,9 +68,50 @@ def evaluate_bundle(
     _print(findings, report)
 
 
+def verdict_on(
+    records: Records,
+    record: LookRecord,
+    folder: Path,
+    *,
+    tuned: bool = False,
+    latency: bool = True,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """The verdict on the images of a record, against the backbone that lies beside the bundle.
+
+    tuned  the backbone is first tuned at smaller sizes in the run that the bundle lies in, where that is not done yet
+    """
+    from glancefocus.training.run import tune_rivals_of
+    from glancefocus.training.run_folder import BACKBONE_FILE
+
+    run = folder.absolute().parent
+    if records.made_before is not None:
+        return no_verdict("a look record holds no images for rivals to answer. Name the data.").to_plain()
+    if tuned:
+        tune_rivals_of(run, quiet=quiet)
+    weights = Weights(run / BACKBONE_FILE, tuned_files(run))
+    split = records.split(record.about.split)
+    with progress_bars(quiet=quiet) as progress:
+        verdict = judge(
+            records.bundle,
+            record,
+            split,
+            weights,
+            looks_folder(folder),
+            workers=records.workers,
+            progress=progress,
+            latency=latency,
+        )
+    return verdict.to_plain()
+
+
 def _print(findings: Findings, report: Path | None) -> None:
     console = output()
     for table in summary_tables(findings):
         console.print(table)
+    if findings.verdict is not None:
+        print_verdict(findings.verdict)
+    if findings.aims is not None and not findings.aims["better"]:
+        say(findings.aims["sentence"])
     if report is not None:
         say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

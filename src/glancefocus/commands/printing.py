@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -52,3 +53,14 @@ def tell_bad_files(problems: Sequence[str]) -> None:
         notice(f"{len(problems)} files cannot be read and are skipped:")
         for problem in problems:
             notice(f"  {problem}")
+
+
+def print_verdict(verdict: dict[str, Any]) -> None:
+    """Glancefocus and its rivals as a table, and the verdict in a sentence; verdict: Verdict.to_plain()."""
+    from glancefocus.evaluation.verdict_report import verdict_lines, verdict_table
+
+    table = verdict_table(verdict)
+    if table is not None:
+        output().print(table)
+    for line in verdict_lines(verdict):
+        say(line)

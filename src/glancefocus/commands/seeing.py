@@ -10,10 +10,11 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
+from glancefocus.data.clip_views import check_frames
 from glancefocus.data.clips import find_clips, frame_indexes, read_clip
 from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.video_files import MAX_FRAME_PIXELS, Limits
-from glancefocus.data.views import Placement, view_picture
+from glancefocus.data.views import Placement, normalise_small, view_pixels
 
 FRAMES_DRAWN = 4
 """Of a clip so many frames are drawn, as in the paper's figure."""
@@ -50,7 +51,7 @@ def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> See
         return _see_clip(bundle, name, source, max_pixels, drawing)
     picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
     image, placement = bundle.view(picture)
-    return Seen(name, [picture] if drawing else [], image, placement)
+    return Seen(name, [picture] if drawing else [], image, placement, (placement.note,) if placement.note else ())
 
 
 def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | None, drawing: bool) -> Seen:
@@ -59,18 +60,21 @@ def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | 
     scales: list[float] = []
 
     def keep(picture: Image.Image) -> tuple[Tensor, Image.Image | None]:
-        image, placement = view_picture(picture, settings.view)
+        pixels, placement = view_pixels(picture, settings.view, bundle.least_px)
+        image = normalise_small(pixels, settings.view)
+        if not placements:
+            check_frames(image, settings.frames, name)
         placements.append(placement)
         scales.append(min(1.0, _LONGEST_DRAWN_PX / max(picture.size)))
         return image, _scaled(picture, scales[0]) if drawing else None
 
     limits = Limits(pixels=max_pixels or MAX_FRAME_PIXELS)
     clip = read_clip(source, settings.frames, keep, limits=limits)
-    bundle.check_size(clip.frames[0][0])
     shown = [clip.frames[number][1] for number in frame_indexes(settings.frames, FRAMES_DRAWN)]
     pictures = [picture for picture in shown if picture is not None]
     image = torch.stack([image for image, _ in clip.frames])
-    return Seen(name, pictures, image, placements[0], clip.notes, scales[0])
+    notes = (*clip.notes, placements[0].note) if placements[0].note else clip.notes
+    return Seen(name, pictures, image, placements[0], notes, scales[0])
 
 
 def _scaled(picture: Image.Image, scale: float) -> Image.Image:

@@ -8,29 +8,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import notice, say
+from glancefocus.commands.printing import print_verdict, say
 from glancefocus.errors import BadSetting
 from glancefocus.memory import keep_freed_memory
-from glancefocus.training.run import Interrupted, threads_per_process, train
-from glancefocus.training.run_folder import BUNDLE_FOLDER, prepare_folder
+from glancefocus.training.run import threads_per_process, train
+from glancefocus.training.run_folder import BUNDLE_FOLDER, locked, prepare_folder, run_farewell
 from glancefocus.training.settings import TrainSettings
 
 
 def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
-    try:
+    with run_farewell(folder):
         bundle = train(settings, folder, quiet=as_json)
-    except Interrupted:
-        notice(f"stopped; everything is saved in {folder}. Run the same command again to go on.")
-        raise
     if int(os.environ.get("RANK", "0")) != 0:
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
+        fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
         print(json.dumps(fact, indent=1))  # noqa: T201
         return
+    if "aims" in bundle.notes:
+        say(bundle.notes["aims"]["sentence"])
+    if "verdict" in bundle.notes:
+        print_verdict(bundle.notes["verdict"])
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
@@ -44,7 +46,8 @@ def run_in_processes(arguments: list[str], processes: int, settings: TrainSettin
         raise BadSetting(
             f"processes must be at least 1 and at most the batch size ({settings.batch_size}), but got {processes}."
         )
-    prepare_folder(folder, settings)  # so that a mistake is said once, and not by every process
+    with locked(folder):
+        prepare_folder(folder, settings)  # so that a mistake is said once, and not by every process
     environment: dict[str, Any] = {**os.environ}
     environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(processes)))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]

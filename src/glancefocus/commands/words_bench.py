@@ -1,7 +1,7 @@
 """The words of `gf bench`. Nothing heavy is imported before they are read."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -23,6 +23,7 @@ def bench(
     light_weights: bool | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     rounds: int = 7,
+    split: Literal["train", "val", "test", "all"] | None = None,
     json: Json = False,
 ) -> None:
     """Measure the wall clock against the plain backbone, side by side: how much of the multiply-adds saved reaches the clock.
@@ -59,6 +60,9 @@ def bench(
         For presets: name=value of the network, such as policy.units=128; may be given several times.
     rounds
         Measured rounds; backbone and glancefocus once in each.
+    split
+        With data, which images to measure on: train, val, test or all. Left out: as for `gf evaluate`. Other images, or one half
+        of these, choose the thresholds.
     """
     from glancefocus.commands.bench import BenchAsked, bench_network
 
@@ -73,6 +77,7 @@ def bench(
         light_weights=light_weights,
         changes=setting or (),
         rounds=rounds,
+        split=split,
     )
     bench_network(network, data, asked, as_json=json)
 

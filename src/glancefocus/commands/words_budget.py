@@ -21,6 +21,7 @@ def evaluate(
     threads: Threads = None,
     workers: int = 0,
     max_bad_files: int = 10,
+    rivals: Literal["none", "as-is", "tuned"] = "as-is",
     json: Json = False,
 ) -> None:
     """Measure a bundle on labelled images: accuracy per look, at every budget, by every exit score; with a report.
@@ -37,7 +38,8 @@ def evaluate(
     output
         Write report.html, figures, and the numbers as JSON and CSV into this folder.
     split
-        Which images to measure on; left out: test, or else val, or else all there are.
+        Which images to measure on: train, val, test or all. Left out: test, or else those that were held out from training, or
+        else all; images that trained the network are recognised by their content and left out.
     latency
         Measure milliseconds on this device in this runtime, too.
     batch_size
@@ -46,6 +48,9 @@ def evaluate(
         Processes that read files.
     max_bad_files
         So many unreadable files are skipped; one more stops.
+    rivals
+        What to compare with: the run's backbone on the same images resized to several sizes, as it is; tuned: also tuned at two
+        smaller sizes, which takes as long as training it again; none: nothing.
     """
     from glancefocus.commands.evaluate import evaluate_bundle
 
@@ -61,6 +66,7 @@ def evaluate(
         threads=threads,
         workers=workers,
         max_bad_files=max_bad_files,
+        rivals=rivals,
         as_json=json,
     )
 
@@ -75,6 +81,7 @@ def budget(
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None,
     score: Literal["confidence", "entropy", "value", "random"] | None = None,
     on: Literal["held-out", "train"] = "held-out",
+    split: Literal["train", "val", "test", "all"] | None = None,
     calibrate: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 1,
     runtime: Runtime = None,
@@ -108,6 +115,9 @@ def budget(
         What thresholds are compared with; left out: as the bundle does.
     on
         Choose on held-out images and measure on others, or choose on training images as in the paper.
+    split
+        Which images choose: train, val, test or all; where no others are held out, one half chooses and the other measures. Left
+        out: val. Images that trained the network are left out of val, test and data that it does not know.
     calibrate
         First find one temperature for each look that makes confidences honest.
     batch_size
@@ -121,5 +131,5 @@ def budget(
     """
     from glancefocus.commands.budget import BudgetAsked, set_budget
 
-    asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store)
+    asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store, split)
     set_budget(bundle, data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json)

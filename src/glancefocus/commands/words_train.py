@@ -43,6 +43,7 @@ def train(
     workers: int | None = None,
     processes: int = 1,
     seed: int | None = None,
+    rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     json: Json = False,
 ) -> None:
@@ -121,6 +122,9 @@ def train(
         Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
     seed
         Makes the run repeatable.
+    rivals
+        What the run is compared with at its end: as-is (the backbone on validation images resized to several sizes, no training),
+        tuned (also tuned at two smaller sizes with the epochs of the stage backbone), or none.
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
@@ -161,6 +165,7 @@ def train(
             "precision": precision,
             "accumulation": accumulation,
             "seed": seed,
+            "rivals": rivals,
         },
         assignments=setting,
         effort=_effort(quick, thorough),

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.data.clips import Clip, read_clip
+from glancefocus.data.picture_memory import check_memory
 from glancefocus.data.pictures import as_tensor
 from glancefocus.data.splits import AugmentSettings, shifted
 from glancefocus.data.video_files import Limits
@@ -32,12 +33,15 @@ def view_clip(
     *,
     limits: Limits | None = None,
     name: str | None = None,
+    least_px: int = 1,
 ) -> tuple[Tensor, Placement, Clip[Tensor]]:
     """The normalised frames (F, 3, H, W) of a clip, where they lie in its pictures, and what is to be said about it."""
     placements: list[Placement] = []
 
     def keep(picture: Image.Image) -> Tensor:
-        image, placement = view_picture(picture, view)
+        image, placement = view_picture(picture, view, least_px)
+        if not placements:
+            check_frames(image, frames, name or ("a clip" if isinstance(source, bytes) else str(source)))
         placements.append(placement)
         return image
 
@@ -45,7 +49,12 @@ def view_clip(
     return torch.stack(clip.frames), placements[0], clip
 
 
-def view_any_clip(clip: Picture, frames: int, view: ViewSettings) -> tuple[Tensor, Placement]:
+def check_frames(first: Tensor, frames: int, name: str) -> None:
+    """Refuse a clip whose frames would not fit into memory; they are copied once to become one tensor."""
+    check_memory(2 * frames * first.numel() * first.element_size(), f"{name} ({frames} frames)")
+
+
+def view_any_clip(clip: Picture, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
     """The same for a clip in any form that people have; arrays are (F, H, W, 3) of uint8, tensors (F, 3, H, W)."""
     if isinstance(clip, np.ndarray):
         if clip.ndim != 4 or clip.shape[3] != 3 or clip.dtype != np.uint8:
@@ -54,20 +63,20 @@ def view_any_clip(clip: Picture, frames: int, view: ViewSettings) -> tuple[Tenso
             )
         clip = torch.from_numpy(clip).permute(0, 3, 1, 2)
     if isinstance(clip, Tensor):
-        return view_clip_tensor(clip, frames, view)
+        return view_clip_tensor(clip, frames, view, least_px)
     if isinstance(clip, Image.Image):
         raise BadImage(
             f"this network looks at clips of {frames} frames, not at a single picture. Give a video, or a tensor."
         )
-    image, placement, _ = view_clip(clip, frames, view)
+    image, placement, _ = view_clip(clip, frames, view, least_px=least_px)
     return image, placement
 
 
-def view_clip_tensor(clip: Tensor, frames: int, view: ViewSettings) -> tuple[Tensor, Placement]:
+def view_clip_tensor(clip: Tensor, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
     """The same for a clip that is a tensor (F, 3, H, W): uint8, or floats in [0, 1]."""
     if clip.dim() != 4 or clip.shape[0] != frames or clip.shape[1] != 3:
         raise BadImage(f"a clip must have the shape ({frames}, 3, height, width), but got {tuple(clip.shape)}.")
-    viewed = [view_tensor(image, view) for image in clip]
+    viewed = [view_tensor(image, view, least_px) for image in clip]
     return torch.stack([image for image, _ in viewed]), viewed[0][1]
 
 

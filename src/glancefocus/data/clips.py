@@ -113,6 +113,17 @@ def holds_frames(folder: Path) -> bool:
     return any(_is(file, FRAME_SUFFIXES) for file in files) and not any(_is(file, VIDEO_SUFFIXES) for file in files)
 
 
+def frame_names(folder: Path) -> list[str]:
+    """The pictures in a folder of frames, in the order of their numbers."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if _is(entry.name, FRAME_SUFFIXES) and entry.is_file()]
+    except OSError as error:
+        raise BadClip(f"the folder {folder} cannot be read: {error.strerror}. Check its permissions.") from None
+    if not names:
+        raise BadClip(f"the folder {folder} holds no frames. Name a folder with pictures such as 00001.jpg.")
+    return sorted(names, key=_in_order)
+
+
 def _is(file: str, suffixes: frozenset[str]) -> bool:
     return not file.startswith(".") and Path(file).suffix.lower() in suffixes
 
@@ -155,13 +166,7 @@ def _from_folder(
     frames: int,
     limits: Limits,
 ) -> Clip[Kept]:
-    try:
-        names = [entry.name for entry in os.scandir(folder) if _is(entry.name, FRAME_SUFFIXES) and entry.is_file()]
-    except OSError as error:
-        raise BadClip(f"the folder {folder} cannot be read: {error.strerror}. Check its permissions.") from None
-    if not names:
-        raise BadClip(f"the folder {folder} holds no frames. Name a folder with pictures such as 00001.jpg.")
-    names.sort(key=_in_order)
+    names = frame_names(folder)
     chosen = choose(len(names))
     kept: dict[int, Kept] = {}
     size: tuple[int, int] | None = None

@@ -1,25 +1,25 @@
 """Where data comes from: folders of classes, a CSV of path and label, a published set of clips, or a built-in world by its name."""
 
-import csv
-import os
-import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from glancefocus.data.checking import Progress, check_files, without_missing
 from glancefocus.data.clips import clips_inside
+from glancefocus.data.content import Content
+from glancefocus.data.csv_lists import read_labelled_csv
 from glancefocus.data.held_pictures import held_bytes, hold
+from glancefocus.data.holding_out import hold_out, small_classes, without_copies
 from glancefocus.data.media import Medium, Pictures, medium_of
+from glancefocus.data.split_record import RecordedFile, SplitRecord, recorded_files
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
-from glancefocus.errors import BadData, BadImage, UnknownName
+from glancefocus.errors import BadData, UnknownName
 from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
 from glancefocus.settings import ViewSettings, check_fields
 
-Progress = Callable[[str, int, int], None]
 _PICTURES = Pictures()
 
 
@@ -28,7 +28,8 @@ class DataSettings:
     """What to learn from.
 
     source         a folder, a CSV, or the name of a built-in world
-    val_share      of the images of each class, held out where the data has no val/ of its own
+    val_share      of the images of each class, held out where the data has no val/ of its own; None: a fifth, and of small sets
+                   more, see holding_out.hold_out
     max_bad_files  so many unreadable files are listed and skipped; one more stops
     in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
     hold_mib       pictures are decoded once and held in memory, random crops included, where they take no more than this; 0:
@@ -38,7 +39,7 @@ class DataSettings:
     """
 
     source: str
-    val_share: InnerShare = 0.2
+    val_share: InnerShare | None = None
     max_bad_files: BadFiles = 10
     check_files: bool = True
     in_memory: bool = False
@@ -60,6 +61,8 @@ class Data:
 
     bad_files  what is wrong with files that are left out
     odd_files  what is odd about files that are used, such as clips with fewer frames than are looked at
+    remarks    sentences on the data: classes with too few images, a first line of a CSV that was taken for names, copies
+    record     which files are in which split, with hashes of their content; None where it was not asked for, and of built-in worlds
     """
 
     train: Split
@@ -68,12 +71,24 @@ class Data:
     test: Split | None = None
     bad_files: list[str] = field(default_factory=list)
     odd_files: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    record: SplitRecord | None = None
 
 
-def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | None = None, *, frames: int = 1) -> Data:
+def open_data(
+    settings: DataSettings,
+    view: ViewSettings,
+    progress: Progress | None = None,
+    *,
+    frames: int = 1,
+    recorded: bool = False,
+    before: SplitRecord | None = None,
+) -> Data:
     """The data set that the settings name, seen through this view.
 
-    frames  1 for images; more for clips of so many frames
+    frames    1 for images; more for clips of so many frames
+    recorded  hash every file, for the record of the split
+    before    of the data that trained the network before, where it was trained before: these images are not held out from it
     """
     if settings.source in WORLDS:
         shift_px = settings.augment.shift_px
@@ -83,14 +98,10 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
         splits = dict(open_world(world, view, frames, progress))
         return Data(splits["train"], splits["val"], world_classes(settings.source), splits["test"])
     path, medium = Path(settings.source), medium_of(frames)
-    rows, classes = _read_rows(path, settings.val_share, settings.world_seed, medium)
-    bad: list[str] = []
-    odd: list[str] = []
-    if settings.check_files:
-        rows, bad = without_bad_files(rows, settings.max_bad_files, progress, medium, odd)
+    files = _split_files(settings, path, medium, progress, recorded=recorded, before=before)
     splits = {}
     for name in ("train", "val", "test"):
-        chosen = [(file, label) for split, file, label in rows if split == name]
+        chosen = [(file, label) for split, file, label in files.rows if split == name]
         if chosen:
             labels = torch.tensor([label for _, label in chosen])
             split = medium.split([file for file, _ in chosen], labels, view, settings.augment)
@@ -100,7 +111,81 @@ def open_data(settings: DataSettings, view: ViewSettings, progress: Progress | N
             raise BadData(f"{path} has no readable {medium.noun} for {name}.")
     if len(set(splits["train"].labels.tolist())) < 2:
         raise BadData(f"{path} has readable training {medium.noun} of one class only; there must be at least two.")
-    return Data(splits["train"], splits["val"], classes, splits.get("test"), bad, odd)
+    return Data(
+        splits["train"],
+        splits["val"],
+        files.classes,
+        splits.get("test"),
+        files.bad,
+        files.odd,
+        files.remarks,
+        files.record,
+    )
+
+
+@dataclass
+class _Files:
+    """The files of a data set, checked and split."""
+
+    rows: list[Row]
+    classes: tuple[str, ...]
+    bad: list[str]
+    odd: list[str]
+    remarks: list[str]
+    record: SplitRecord | None
+
+
+def _split_files(
+    settings: DataSettings,
+    path: Path,
+    medium: Medium,
+    progress: Progress | None,
+    *,
+    recorded: bool,
+    before: SplitRecord | None,
+) -> _Files:
+    remarks: list[str] = []
+    rows, classes = _read_rows(path, medium, remarks)
+    bad: list[str] = []
+    odd: list[str] = []
+    contents: dict[Path, Content | None] = {}
+    names_val = any(split == "val" for split, _, _ in rows)
+    if path.is_file():
+        rows, bad = without_missing(rows, path, settings.max_bad_files)
+    if settings.check_files or recorded:
+        checked = check_files(
+            rows,
+            medium,
+            read=settings.check_files,
+            hashed=(lambda size: True) if recorded else None,
+            max_bad_files=settings.max_bad_files - len(bad),
+            progress=progress,
+        )
+        rows, bad, odd = checked.rows, bad + checked.bad, checked.odd
+        contents = {file: content for (_, file, _), content in zip(rows, checked.contents, strict=True)}
+    if not names_val:
+        rows = hold_out(rows, settings.val_share, settings.world_seed)
+    remarks += small_classes(rows, classes, medium.noun)
+    record = None
+    if recorded:
+        trained = [] if before is None else [file for file in before.files() if file.split == "train"]
+        rows, copies = without_copies(rows, contents, medium.noun, {file.content.digest for file in trained})
+        remarks += copies
+        hashes = [content for _, file, _ in rows if (content := contents[file]) is not None]
+        record = SplitRecord.of(
+            settings.source,
+            classes,
+            [*recorded_files(rows, hashes, path), *_not_among(trained, hashes)],
+            val_share=settings.val_share,
+            seed=settings.world_seed,
+        )
+    return _Files(rows, classes, bad, odd, remarks, record)
+
+
+def _not_among(trained: list[RecordedFile], hashes: list[Content]) -> list[RecordedFile]:
+    """Files that trained a network before and are not in the data now; their labels were those of other classes."""
+    here = {content.digest for content in hashes}
+    return [file._replace(label=0) for file in trained if file.content.digest not in here]
 
 
 def open_small(
@@ -124,34 +209,33 @@ def open_small(
 
 def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
     """The classes of a data set, without reading any image or clip."""
-    return world_classes(source) if source in WORLDS else _read_rows(Path(source), 0.5, 0, medium_of(frames))[1]
+    return world_classes(source) if source in WORLDS else _read_rows(Path(source), medium_of(frames))[1]
 
 
 def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
     """Every file with its split and label, and the classes; no file is read."""
-    return _read_rows(Path(settings.source), settings.val_share, settings.world_seed, medium)
+    rows, classes = _read_rows(Path(settings.source), medium)
+    if not any(split == "val" for split, _, _ in rows):
+        rows = hold_out(rows, settings.val_share, settings.world_seed)
+    return rows, classes
 
 
-def _read_rows(path: Path, val_share: float, seed: int, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
-    """A published set of clips, class folders, or a CSV."""
+def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
+    """A published set of clips, class folders, or a CSV, in the splits that are named there; all others are `train`."""
     if not path.exists():
         raise UnknownName("data set", str(path), WORLDS, "Name a folder, a CSV file or a built-in world.")
     if path.is_file():
-        return read_csv(path, val_share, seed)
-    return medium.published(path) or read_folder(path, val_share, seed, medium)
+        return read_csv(path, remarks)
+    return medium.published(path) or read_folder(path, medium)
 
 
-def read_folder(
-    path: Path, val_share: float, seed: int, medium: Medium = _PICTURES
-) -> tuple[list[Row], tuple[str, ...]]:
-    """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file with a seeded share held out."""
+def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
+    """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file, which are all for training."""
     rows, classes = read_labelled_folder(path, medium)
     if (path / "train").is_dir():
         classes = _class_folders(path / "train")
-        if not (path / "val").is_dir():
-            rows = _hold_out(rows, val_share, seed)
     else:
-        rows = _hold_out([("train", file, label) for _, file, label in rows], val_share, seed)
+        rows = [("train", file, label) for _, file, label in rows]
     if len(classes) < 2:
         raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two class folders.")
     return rows, classes
@@ -176,86 +260,17 @@ def read_labelled_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[R
     return rows, classes
 
 
-def read_csv(path: Path, val_share: float, seed: int) -> tuple[list[Row], tuple[str, ...]]:
-    """Lines of path,label or path,label,split; paths are relative to the CSV; a first line of names is passed over."""
-    rows, classes = read_labelled_csv(path)
+def read_csv(path: Path, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
+    """Lines of path,label or path,label,split, see csv_lists; what has no split is for training."""
+    rows, classes = read_labelled_csv(path, remarks)
     rows = [("train" if split == "all" else split, file, label) for split, file, label in rows]
     if len(classes) < 2:
         raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two.")
-    known = {row[0] for row in rows}
-    for split in known - {"train"}:
-        seen = {label for name, _, label in rows if name == "train"}
-        foreign = {classes[label] for name, _, label in rows if name == split} - {classes[label] for label in seen}
-        if foreign:
-            raise BadData(f"{path}: the class {min(foreign)!r} is in {split} but not in train.")
-    return (rows if "val" in known else _hold_out(rows, val_share, seed)), classes
-
-
-def read_labelled_csv(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The same as they stand there; where no line names a split, all are in the split `all`."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            lines = [line for line in csv.reader(stream) if line and any(cell.strip() for cell in line)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadData(f"{path} is not a CSV of path,label: {error}.") from None
-    if lines and lines[0][0].strip().lower() in ("path", "file", "filename", "image", "clip", "video"):
-        lines = lines[1:]
-    for number, line in enumerate(lines, start=1):
-        if len(line) not in (2, 3):
-            raise BadData(f"{path}: entry {number} has {len(line)} columns; each needs path,label or path,label,split.")
-    if not lines:
-        raise BadData(f"{path} is empty. Write lines of path,label.")
-    classes = tuple(sorted({line[1].strip() for line in lines}))
-    unnamed = "train" if any(len(line) == 3 for line in lines) else "all"
-    rows: list[Row] = [
-        (line[2].strip() if len(line) == 3 else unnamed, path.parent / line[0].strip(), classes.index(line[1].strip()))
-        for line in lines
-    ]
-    foreign = {line[2].strip() for line in lines if len(line) == 3} - {"train", "val", "test"}
-    if foreign:
-        raise BadData(f"{path}: a split is train, val or test, but there is {min(foreign)!r}.")
+    seen = {label for name, _, label in rows if name == "train"}
+    for split, _, label in rows:
+        if label not in seen:
+            raise BadData(f"{path}: the class {classes[label]!r} is in {split} but not in train.")
     return rows, classes
-
-
-def without_bad_files(
-    rows: list[Row],
-    max_bad_files: int,
-    progress: Progress | None = None,
-    medium: Medium = _PICTURES,
-    odd: list[str] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """The rows whose files can be read, and what is wrong with the others; too many of these stop.
-
-    odd  is added to where a file is used although something is odd about it
-    """
-
-    def problem(row: Row) -> str | None:
-        try:
-            notes = medium.check(row[1])
-        except BadImage as error:
-            return str(error)
-        if odd is not None:
-            odd.extend(notes)
-        return None
-
-    good, bad = [], []
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for number, (row, wrong) in enumerate(zip(rows, pool.map(problem, rows), strict=True), start=1):
-            if wrong is None:
-                good.append(row)
-            else:
-                bad.append(wrong)
-            if progress is not None:
-                progress("checking files", number, len(rows))
-    if not good:
-        raise BadData(f"none of the {len(rows)} files can be read. The first says: {bad[0]}")
-    if len(bad) > max_bad_files:
-        shown = " ".join(bad[:3])
-        raise BadData(
-            f"{len(bad)} of {len(rows)} files cannot be read, more than the {max_bad_files} that may be skipped "
-            f"(--max-bad-files). The first: {shown}"
-        )
-    return good, bad
 
 
 def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
@@ -274,7 +289,10 @@ def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
 
 
 def _class_folders(path: Path) -> tuple[str, ...]:
-    classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    try:
+        classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    except OSError as error:
+        raise BadData(f"the folder {path} cannot be read: {error.strerror or error}. Check its permissions.") from None
     if not classes:
         raise BadData(f"{path} has no class folders. Put the images of each class into a folder named like it.")
     return classes
@@ -291,16 +309,3 @@ def _files_of(path: Path, classes: tuple[str, ...], medium: Medium) -> list[tupl
 
 def _hold_clips(path: Path, classes: tuple[str, ...], medium: Medium) -> bool:
     return medium.noun == "images" and any(clips_inside(path / name) for name in classes if (path / name).is_dir())
-
-
-def _hold_out(rows: list[Row], val_share: float, seed: int) -> list[Row]:
-    """A share of each class moved from train to val; which ones, the seed decides."""
-    if not 0 < val_share < 1:
-        raise BadData(f"val_share is a share between 0 and 1, but got {val_share}.")
-    held: list[Row] = []
-    for label in sorted({label for split, _, label in rows if split == "train"}):
-        own = [row for row in rows if row[0] == "train" and row[2] == label]
-        random.Random(seed * 1_000_003 + label).shuffle(own)
-        count = min(max(1, round(val_share * len(own))), len(own) - 1)
-        held += [("val", file, label) for _, file, _ in own[:count]] + own[count:]
-    return held + [row for row in rows if row[0] != "train"]

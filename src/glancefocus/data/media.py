@@ -8,7 +8,7 @@ from torch import Tensor
 
 from glancefocus.data.clip_splits import ClipFileSplit
 from glancefocus.data.clips import clips_inside, holds_frames, read_clip
-from glancefocus.data.pictures import SUFFIXES, read_picture
+from glancefocus.data.pictures import SUFFIXES, read_picture, walk_visible
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row
 from glancefocus.data.video_sets import read_video_set
 from glancefocus.errors import BadData
@@ -41,11 +41,12 @@ class Pictures:
     noun = "images"
 
     def find(self, folder: Path) -> list[Path]:
-        return [
+        found = [Path(where, name) for where, names in walk_visible(folder) for name in names]
+        return sorted(
             file
-            for file in sorted(folder.rglob("*"))
-            if file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
-        ]
+            for file in found
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
+        )
 
     def published(self, folder: Path) -> tuple[list[Row], tuple[str, ...]] | None:
         return None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
+from glancefocus.data.picture_memory import DECODING_BYTES, bands, check_memory
 from glancefocus.errors import BadImage
 
 MAX_PIXELS = 178_956_970  # where Pillow refuses too: half a gigabyte when decoded to RGB
@@ -132,8 +133,16 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 def as_tensor(picture: Image.Image) -> Tensor:
     """The picture as uint8 (3, H, W), RGB, contiguous, in memory of its own."""
-    pixels = torch.from_numpy(np.array(as_rgb(picture)))
-    return pixels.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+    return pixels_of(as_rgb(picture))
+
+
+def pixels_of(picture: Image.Image) -> Tensor:
+    """The same of a picture that is RGB and upright already."""
+    pixels = torch.empty(3, picture.height, picture.width, dtype=torch.uint8)
+    for left, top, right, bottom in bands(picture.size):
+        band = np.asarray(picture.crop((left, top, right, bottom)))
+        pixels[:, top:bottom, left:right] = torch.from_numpy(band.copy()).permute(2, 0, 1)
+    return pixels
 
 
 def _name_of(source: str | Path | bytes | BinaryIO) -> str:
@@ -219,6 +228,7 @@ def _check_size(picture: Image.Image, max_pixels: int, name: str) -> None:
             f"{name} has {width * height:,} pixels ({width}x{height}), more than the limit of {max_pixels:,}. "
             "If you trust it, raise max_pixels."
         )
+    check_memory(DECODING_BYTES * width * height, f"{name} ({width}x{height} px)")
 
 
 _lock = threading.Lock()
@@ -265,8 +275,11 @@ def _flat(picture: Image.Image) -> Image.Image:
         picture = picture.convert("LA")
     if not picture.has_transparency_data:
         return picture.convert("RGB")
-    over = picture.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    flat = Image.new("RGB", picture.size)
+    for box in bands(picture.size):
+        over = picture.crop(box).convert("RGBA")
+        flat.paste(Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB"), box)
+    return flat
 
 
 def _from_deep(picture: Image.Image) -> Image.Image:
@@ -287,22 +300,32 @@ def _from_deep(picture: Image.Image) -> Image.Image:
         grey = 255 - grey
     transparent = picture.info.get("transparency")
     if isinstance(transparent, int):
-        grey = np.where(values == transparent, np.uint8(255), grey)
+        grey[values == transparent] = 255
     return Image.fromarray(grey).convert("RGB")
 
 
 def _stretched(values: NDArray[np.generic], low: float | None, high: float | None) -> NDArray[np.uint8]:
     """Values from low to high as 0 to 255; without that range, or with values outside it, smallest to largest."""
-    exact = values.astype(np.float64)
-    finite = exact[np.isfinite(exact)]
-    if finite.size == 0:
-        finite = np.zeros(1)
-    smallest, largest = float(finite.min()), float(finite.max())
+    rows = [slice(top, bottom) for _, top, _, bottom in bands((values.shape[1], values.shape[0]), whole_rows=True)]
+    ranges = [_finite_range(values[some]) for some in rows]
+    smallest, largest = min(one for one, _ in ranges), max(one for _, one in ranges)
+    if smallest > largest:  # nothing is finite
+        smallest = largest = 0.0
     if low is None or high is None or smallest < low or largest > high:
         low, high = smallest, largest
-    with np.errstate(invalid="ignore"):
-        share = (exact - low) / ((high - low) or 1.0)
-    return (np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1) * 255).round().astype(np.uint8)
+    grey = np.empty(values.shape, np.uint8)
+    for some in rows:
+        with np.errstate(invalid="ignore"):
+            share = (values[some].astype(np.float64) - low) / ((high - low) or 1.0)
+        grey[some] = (np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1) * 255).round()
+    return grey
+
+
+def _finite_range(values: NDArray[np.generic]) -> tuple[float, float]:
+    """The smallest and the largest finite value; infinity and minus infinity where there is none."""
+    exact = values.astype(np.float64)
+    finite = exact[np.isfinite(exact)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
 
 
 def _pictures_inside(folder: Path) -> Iterator[Path]:

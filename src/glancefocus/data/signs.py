@@ -16,6 +16,7 @@ from glancefocus.data.sign_scenes import CLASSES, DRAWING_VERSION, Box, SignsSet
 from glancefocus.data.world_cache import Shapes, default_cache_dir, kept_scenes
 from glancefocus.data.world_seeds import balanced_label, scene_stream
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.interrupts import children_without_signals
 
 __all__ = ["CLASSES", "SPLITS", "Signs", "SignsSettings", "default_cache_dir", "draw_scene", "make_signs"]
 
@@ -110,7 +111,9 @@ def _drawn(
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             stride = 32 * workers  # so that no more than this many scenes wait in memory to be written
             for start in range(0, count, stride):
-                yield from pool.map(draw, range(start, min(start + stride, count)), chunksize=4)
+                with children_without_signals():
+                    drawn = pool.map(draw, range(start, min(start + stride, count)), chunksize=4)
+                yield from drawn
 
     for index, (picture, box) in enumerate(in_order()):
         corners = np.array(box if box is not None else [np.nan] * 4, dtype=np.float32)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from glancefocus.data.pictures import as_tensor, read_picture
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage, BadSetting
+from glancefocus.interrupts import children_without_signals
 from glancefocus.ranges import PositiveShare, Shift
 from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings, check_fields
@@ -217,7 +218,9 @@ class _Pictures(Dataset[Batch | str]):
 def _read(loader: Any, order: Sequence[Sequence[int]], seed: int | None) -> Iterator[Batch]:
     """The batches of one pass; a worker's mistake is raised here."""
     loader.batch_sampler.batches = [[(index, seed) for index in indexes] for indexes in order]
-    for batch in loader:
+    with children_without_signals():
+        batches = iter(loader)
+    for batch in batches:
         if isinstance(batch, str):
             raise BadData(batch)
         yield batch

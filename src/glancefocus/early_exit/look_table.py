@@ -166,6 +166,14 @@ class LookTable:
         for node, leaving in self.leaving(thresholds):
             at_node[node] = np.count_nonzero(leaving)
             right += int(np.count_nonzero(leaving & self._correct_columns[node]))
+        return self._point(at_node, right, thresholds)
+
+    def point_of_exits(self, nodes: NDArray[np.int64], thresholds: Thresholds) -> dict[str, Any]:
+        """The same where each image leaves at a node (N,) that was found otherwise, such as by cross-fitting."""
+        right = int(np.count_nonzero(self.correct[np.arange(len(self)), nodes]))
+        return self._point(np.bincount(nodes, minlength=self.score.shape[1]), right, thresholds)
+
+    def _point(self, at_node: NDArray[np.int64], right: int, thresholds: Thresholds) -> dict[str, Any]:
         counts = [int(level.sum()) for level in self.levels(at_node)]
         point: dict[str, Any] = {
             "mean_macs": float(self.macs @ at_node / len(self)),

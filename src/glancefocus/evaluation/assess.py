@@ -10,32 +10,41 @@ import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
-from glancefocus.early_exit.budget import solve_at
-from glancefocus.early_exit.curve import stay_thresholds
+from glancefocus.early_exit.budget import solve_at, solve_curve
+from glancefocus.early_exit.cross_fit import cross_fitted
+from glancefocus.early_exit.curve import best_thresholds, stay_thresholds
 from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.early_exit.look_table import LookTable
+from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.early_exit.score import SCORES
 from glancefocus.evaluation.calibration import reliability
 from glancefocus.evaluation.findings import Findings, Point
 
+FOLDS = 5
+
 
 def assess(
-    bundle: Bundle, record: LookRecord, choosing: LookRecord | None = None, *, points: int = 40, seed: int = 0
+    bundle: Bundle,
+    record: LookRecord,
+    choosing: LookRecord | None = None,
+    *,
+    chose: bool = False,
+    points: int = 40,
+    seed: int = 0,
 ) -> Findings:
     """Everything that can be said of a bundle on the images of a record.
 
     choosing  the record of other images, on which thresholds are chosen; None: the bundle's own curve is measured, and what it does
               not hold (other scores, fixed sizes) is chosen on one half of the images and measured on the other, both ways
+    chose     these images chose the bundle's thresholds and curve, which are therefore not measured on them: instead thresholds
+              are chosen in the same way on some of the images and measured on the others, in turns
     """
     table = look_table(bundle, record)
     chooser = None if choosing is None else look_table(bundle, choosing)
-    if chooser is None and bundle.curve:
+    if chooser is None and bundle.curve and not chose:
         curve = [
             _measured(table, p["thresholds"], float(p.get("budget_macs", p.get("mean_macs", 0)))) for p in bundle.curve
         ]
         chosen_on = str(bundle.notes.get("thresholds_chosen_on", "other images"))
-        if bundle.notes.get("thresholds_data") == record.about.data:
-            chosen_on = "these very images, so the curve flatters itself"
     else:
         curve = solved(chooser, table, _grid(table, points), seed)
         chosen_on = _halves() if choosing is None else f"{choosing.about.source}, {choosing.about.split}"
@@ -55,7 +64,7 @@ def assess(
         macs_after_look=list(bundle.costs.macs_after_look),
         backbone_macs=bundle.costs.backbone_macs,
         curve=sorted(curve, key=lambda p: float(p["budget_macs"])),
-        chosen=point_with_exits(table, own_thresholds(bundle)),
+        chosen=_cross_fitted_point(bundle, table, seed) if chose else point_with_exits(table, own_thresholds(bundle)),
         ms_after_look=None if latency is None else list(latency.ms_after_look),
         device=None if latency is None else latency.words,
         fixed_size_curves=_fixed_sizes(bundle, table, chooser, points, seed),
@@ -132,11 +141,35 @@ def _pooled(one: Point, two: Point) -> Point:
 def point_with_exits(table: LookTable, thresholds: Any) -> Point:
     """The point of some thresholds, and how right those are that leave after each look."""
     array = np.asarray(thresholds, dtype=np.float32)
-    nodes = table.exits(array)
+    return _with_exits(table, table.exits(array), thresholds)
+
+
+def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
+    """What thresholds achieve that were chosen as the bundle's were, each image being judged by those that others chose.
+
+    The bundle's are either the best of its curve, or were chosen for a budget; that is then what they cost on these images.
+    """
+    own = own_thresholds(bundle)
+    if bundle.thresholds is None or len(table) < 2:
+        return point_with_exits(table, own)
+    budget = table.point(np.asarray(own, dtype=np.float32))["mean_macs"]
+    best = bundle.thresholds == best_thresholds(bundle.curve)
+
+    def choose(others: LookTable) -> Thresholds:
+        if best:
+            return np.asarray(best_thresholds(solve_curve(others, seed=seed)), dtype=np.float32)
+        return solve_at(others, [budget], seed=seed)[0]
+
+    folds = FOLDS if table.sizes == 1 else 2  # with several sizes choosing takes seconds
+    return _with_exits(table, cross_fitted(replace(table, unit="macs"), choose, folds, seed).node, own)
+
+
+def _with_exits(table: LookTable, nodes: NDArray[np.int64], thresholds: Any) -> Point:
+    array = np.asarray(thresholds, dtype=np.float32)
     right = table.correct[np.arange(len(table)), nodes]
     look = np.repeat(np.arange(table.looks), [len(level) for level in table.levels(table.macs)])[nodes]
     shares = [float(right[look == t].mean()) if (look == t).any() else None for t in range(table.looks)]
-    return with_interval({**table.point(array), "accuracy_of_exits": shares}, len(table))
+    return with_interval({**table.point_of_exits(nodes, array), "accuracy_of_exits": shares}, len(table))
 
 
 def _fixed_sizes(
@@ -173,4 +206,4 @@ def _grid(table: LookTable, points: int) -> list[float]:
 
 
 def _halves() -> str:
-    return "one half of these images for the other, both ways"
+    return "parts of these images for the other parts, in turns"

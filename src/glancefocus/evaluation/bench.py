@@ -57,7 +57,7 @@ class Subject:
     images    (N, ...) normalised
     exits     after which look each of them leaves, decided beforehand; or
     rule      by which they leave
-    accuracy, backbone_accuracy  where they are known
+    accuracy, backbone_accuracy  where they are known, on the images measured_on; chosen_on are those that chose the thresholds
     """
 
     net: GlanceFocus
@@ -68,6 +68,8 @@ class Subject:
     rule: ExitRule | None = None
     accuracy: float | None = None
     backbone_accuracy: float | None = None
+    measured_on: str = ""
+    chosen_on: str = ""
 
 
 @dataclass(frozen=True)

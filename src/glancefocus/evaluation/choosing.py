@@ -9,13 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
+from glancefocus.data.content import content_of
 from glancefocus.data.datasets import DataSettings
-from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
-from glancefocus.data.splits import Split
+from glancefocus.data.joined_splits import JoinedSplit
+from glancefocus.data.labelled import WHOLE, Labelled, open_labelled, world_settings
+from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
+from glancefocus.data.splits import FileSplit, Split
+from glancefocus.data.worlds import WORLDS
 from glancefocus.early_exit.look_record import ABOUT_FILE, LookRecord
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
-from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.recording import data_fingerprint, record_looks
 from glancefocus.settings import from_plain
 
 Progress = Callable[[str, int, int], None]
@@ -41,18 +45,39 @@ class Records:
         self.workers = workers
         self.max_bad_files = max_bad_files
         self.progress = progress
-        self.bad_files: list[str] = []
 
     @functools.cached_property
-    def splits(self) -> dict[str, Split]:
-        """{name: split} of the data, with labels counted as the bundle counts its classes."""
-        network, stored = self.bundle.settings, self.bundle.notes.get("data_settings")
-        drawn = None if stored is None else from_plain(DataSettings, stored)
-        settings = world_settings(self.source, drawn, network.view, network.frames)
-        settings = replace(settings, max_bad_files=self.max_bad_files)
+    def labelled(self) -> Labelled:
+        """The data, with labels counted as the bundle counts its classes; training images are in no split but `train`."""
+        network = self.bundle.settings
+        settings = world_settings(self.source, self._trained_on, network.view, network.frames)
         return open_labelled(
-            settings, network.view, self.bundle.classes, self.progress, self.bad_files, frames=network.frames
+            replace(settings, max_bad_files=self.max_bad_files),
+            network.view,
+            self.bundle.classes,
+            self.progress,
+            frames=network.frames,
+            record=self.bundle.split,
         )
+
+    @functools.cached_property
+    def _trained_on(self) -> DataSettings | None:
+        stored = self.bundle.notes.get("data_settings")
+        return None if stored is None else from_plain(DataSettings, stored)
+
+    @property
+    def bad_files(self) -> list[str]:
+        """What is wrong with files that were skipped."""
+        return [] if self.made_before is not None else self.labelled.bad_files
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """{name: split} of the data."""
+        return self.labelled.splits
+
+    def split(self, name: str) -> Split:
+        """One of them, or everything."""
+        return self.labelled.whole if name == WHOLE else self.splits[name]
 
     @functools.cached_property
     def made_before(self) -> LookRecord | None:
@@ -79,7 +104,7 @@ class Records:
         progress = self.progress
         return record_looks(
             self.bundle,
-            self.splits[name],
+            self.split(name),
             self.folder,
             source=self.source,
             name=name,
@@ -87,10 +112,98 @@ class Records:
             progress=None if progress is None else functools.partial(progress, f"looking at {name}"),
         )
 
+    def to_measure(self, split: str | None = None) -> str:
+        """The split to measure on: the one that is asked for, or else test, val or what there is, but no training images."""
+        if split is None:
+            name = self.first_of("test", "val", WHOLE)
+            if name is None and self.made_before is None and self.labelled.trained:
+                raise BadData(
+                    f"all {self.labelled.trained} {self._noun} in {self.source} trained this network: nothing is left to measure "
+                    f"it on. Give other {self._noun}; --split train measures it on those that it has learnt from."
+                )
+            name = name or self.first_of("train")
+        else:
+            name = WHOLE if split == WHOLE and self.made_before is None else self.first_of(split)
+        if name is None:
+            raise BadData(f"{self.source} has no split {split!r}, only {', '.join(self.names)}.")
+        return name
+
+    def remarks(self, name: str) -> list[str]:
+        """Sentences that belong beside figures on a split: whether training images are among those measured, or were left out."""
+        if self.made_before is not None:
+            return [_TRAINED.format(f"the {self._noun} of this look record")] if name == "train" else []
+        remarks, known, noun = list(self.labelled.remarks), self._known_trained(name), self._noun
+        count = len(self.split(name))
+        if known:
+            which = f"these {known} {noun}" if known == count else f"{known} of these {count} {noun}"
+            remarks.append(_TRAINED.format(which))
+        elif self.labelled.moved and name != "train":
+            new = f" {self.labelled.new} {noun} are new since training." if self.labelled.new else ""
+            remarks.append(
+                f"{self.labelled.moved} of {len(self.labelled.whole)} {noun} in {self.source} trained this network and are left "
+                f"out.{new}"
+            )
+        elif self.bundle.split is None and self._trained_on is not None and self.source not in WORLDS:
+            remarks.append(
+                f"this bundle does not say which {noun} trained it, so some of these may have; figures on them are too good. "
+                "Train it again to know."
+            )
+        return remarks
+
+    def _known_trained(self, name: str) -> int:
+        """How many images of a split are known to have trained the network."""
+        if self.source in WORLDS:
+            same = self._trained_on is not None and self._trained_on.source == self.source
+            return len(self.splits["train"]) if same and name in ("train", WHOLE) else 0
+        return self.labelled.trained if name in ("train", WHOLE) else 0
+
+    @property
+    def _noun(self) -> str:
+        return "images" if self.bundle.settings.frames == 1 else "clips"
+
+    def chose(self, name: str) -> bool:
+        """Whether any image of a split is among those that the bundle's thresholds were chosen on."""
+        chosen_on = self.bundle.notes.get("thresholds_data")
+        if self.made_before is not None:
+            return bool(self.made_before.about.data == chosen_on)
+        split, record = self.split(name), self.bundle.split
+        if isinstance(split, FileSplit) and record is not None:
+            was = (record.split_of(self.labelled.contents.get(file)) for file in split.files)
+            if any(then is not None and then in record.chosen_by for then in was):
+                return True
+        parts = split.parts if isinstance(split, JoinedSplit) else [split]
+        return chosen_on is not None and any(data_fingerprint(part) == chosen_on for part in parts)
+
+    def remember_choosing(self, name: str) -> None:
+        """Make the bundle remember that the images of this split chose its thresholds."""
+        split = None if self.made_before is not None else self.split(name)
+        if not isinstance(split, FileSplit):
+            return
+        record = self.bundle.split
+        if record is None:
+            record = SplitRecord.of(self.source, self.bundle.classes, [], val_share=None, seed=0)
+        contents = self.labelled.contents
+        was = {file: record.split_of(contents.get(file)) for file in split.files}
+        others = [
+            ("train", file, label)
+            for file, label in zip(split.files, split.labels.tolist(), strict=True)
+            if was[file] in (None, CHOOSING)
+        ]
+        hashes = [contents.get(file) or content_of(file) for _, file, _ in others]
+        chosen_by = sorted({then for then in was.values() if then is not None and then != CHOOSING})
+        added = recorded_files(others, hashes, Path(self.source))
+        self.bundle.split = record.with_choosing([*chosen_by, *([CHOOSING] if added else [])], added)
+
+
+_TRAINED = "{} trained this network: it has learnt them, and figures on new ones will be lower."
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The images that thresholds are chosen on, and those that they are then measured on; rows of their records."""
+    """The images that thresholds are chosen on, and those that they are then measured on; rows of their records.
+
+    split  whose images choose
+    """
 
     choosing: LookRecord
     choosing_rows: NDArray[np.int64]
@@ -98,39 +211,58 @@ class Choice:
     measuring_rows: NDArray[np.int64]
     choosing_words: str
     measuring_words: str
+    split: str
 
 
-def choose_images(records: Records, on: str, seed: int = 0) -> Choice:
+def choose_images(records: Records, on: str, seed: int = 0, split: str | None = None) -> Choice:
     """Held-out images choose and others measure; on="train": training images choose, as in the paper.
 
     Where there is only one held-out split, one half of it chooses and the other measures.
     """
-    first, second = choosing_and_measuring(records, on)
-    record = records.of(first)
-    source, rows = record.about.source, np.arange(record.about.images)
-    if second is not None:
-        other = records.of(second)
-        others = np.arange(other.about.images)
-        return Choice(record, rows, other, others, f"{source}, {first}", f"{source}, {second}")
-    if len(rows) < 4:
+    first, second = choosing_and_measuring(records, on, split)
+    return _whole(records, first, second) if second is not None else _halves(records, first, seed)
+
+
+def apart(records: Records, name: str, seed: int = 0) -> Choice:
+    """The images of a split measure, and others choose: those of val where test measures, otherwise one half of the split."""
+    return _whole(records, "val", name) if name == "test" and "val" in records.names else _halves(records, name, seed)
+
+
+def _whole(records: Records, first: str, second: str) -> Choice:
+    one, two = records.of(first), records.of(second)
+    rows = np.arange(one.about.images), np.arange(two.about.images)
+    source = one.about.source
+    return Choice(one, rows[0], two, rows[1], f"{source}, {first}", f"{source}, {second}", first)
+
+
+def _halves(records: Records, name: str, seed: int) -> Choice:
+    record = records.of(name)
+    source, count = record.about.source, record.about.images
+    if count < 4:
         raise BadData(
-            f"thresholds are chosen on some images and measured on others, but {source} has {len(rows)}. "
-            "Give at least 4 images, better some hundred."
+            f"thresholds are chosen on some images and measured on others, but {source} has {count}"
+            f"{'' if name == WHOLE else f' in {name}'}. Give at least 4 images, better some hundred."
         )
-    one, two = halves(len(rows), seed)
-    return Choice(record, one, record, two, f"one half of {source}, {first}", f"the other half of {source}, {first}")
+    one, two = halves(count, seed)
+    return Choice(
+        record, one, record, two, f"one half of {source}, {name}", f"the other half of {source}, {name}", name
+    )
 
 
-def choosing_and_measuring(records: Records, on: str) -> tuple[str, str | None]:
-    """The split that chooses and the one that measures; None: the other half of the same."""
+def choosing_and_measuring(records: Records, on: str, split: str | None = None) -> tuple[str, str | None]:
+    """The split that chooses and the one that measures; None: the other half of the same.
+
+    split  that is to choose; None: by `on`, held-out images or training images
+    """
     if on not in ("held-out", "train"):
         raise BadSetting(f"thresholds are chosen on 'held-out' or 'train' images, but got {on!r}.")
-    if on == "train":
+    if on == "train" and split not in (None, "train"):
+        raise BadSetting(f"--on train and --split {split} say different things. Leave one of them out.")
+    if on == "train" or split == "train":
         if records.first_of("train") is None:
             raise BadData(f"{records.source} has no training images. Leave --on out, or name data with train/.")
         return "train", records.first_of("test", "val")
-    first = records.first_of("val", WHOLE, "test", "train")
-    assert first is not None
+    first = (records.first_of("val") if split is None else None) or records.to_measure(split)
     return first, records.first_of("test") if first == "val" else None
 
 

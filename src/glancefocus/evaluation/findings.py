@@ -21,6 +21,9 @@ class Findings:
     scores           {score: curve}: the same budgets, other exit scores
     reliability      for each look a list of bins: {"confidence", "accuracy", "count"} with means over the bin
     calibration_error  for each look, expected calibration error in [0, 1]
+    verdict          whether glancefocus is worth it beside its backbone on resized images, see verdict.Verdict; None: not asked
+    aims             learnt aims against others, measured when the bundle was trained, see aims.AimsCheck; None: never measured
+    remarks          sentences on the images: how many that trained the network were left out, or are among them
     """
 
     data: str
@@ -39,6 +42,9 @@ class Findings:
     scores: dict[str, list[Point]] = field(default_factory=dict)
     reliability: list[list[dict[str, float]]] = field(default_factory=list)
     calibration_error: list[float] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None
+    aims: dict[str, Any] | None = None
+    remarks: list[str] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)

@@ -20,6 +20,7 @@ from glancefocus.evaluation.figures import (
     new_figure,
 )
 from glancefocus.evaluation.findings import Findings, Point
+from glancefocus.evaluation.verdict_figures import rivals_figure
 
 WIDTH, HEIGHT, BARS_HEIGHT = 5.4, 4.2, 3.2  # inches; two figures stand side by side in the page
 # Never colour alone: marker and dashes differ as well. Blue circles, orange squares and the black star are taken in the trade-off.
@@ -52,6 +53,8 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         figures["exit_scores"] = exit_scores_figure(findings.scores)
     if findings.reliability:
         figures["reliability"] = reliability_figure(findings.reliability, findings.calibration_error)
+    if findings.verdict is not None and findings.verdict["points"]:
+        figures["rivals"] = rivals_figure(findings.verdict)
     return figures
 
 

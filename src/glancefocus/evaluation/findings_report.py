@@ -15,10 +15,11 @@ from glancefocus.evaluation.figures import as_png, as_svg, look_names
 from glancefocus.evaluation.findings import Findings, Point
 from glancefocus.evaluation.findings_figures import draw_findings, expected_looks
 from glancefocus.evaluation.report import gallery_sections, page_of, replace_file, table_html
+from glancefocus.evaluation.verdict_report import verdict_lines_of_csv, verdict_section
 
 SCORE_BUDGETS, SIZE_BUDGETS, TERMINAL_BUDGETS = 6, 9, 8
 SCORE_ORDER = ("random", "entropy", "confidence", "value")
-OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv")
+OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv")
 NO_POINT = "--"
 
 
@@ -128,6 +129,8 @@ def _csv_files(findings: Findings) -> dict[str, bytes]:
         files["scores.csv"] = _csv(scores)
     if sizes:
         files["fixed_sizes.csv"] = _csv(sizes)
+    if findings.verdict is not None and findings.verdict["points"]:
+        files["rivals.csv"] = _csv(verdict_lines_of_csv(findings.verdict))
     files["reliability.csv"] = _csv(bins, ["look", "confidence", "accuracy", "count"])
     return files
 
@@ -164,7 +167,12 @@ def _sections(title: str, findings: Findings, drawn: dict[str, str]) -> list[str
         shown = (f"<figure>{drawn[n]}<figcaption>{captions[n]}</figcaption></figure>" for n in names if n in drawn)
         return f'<div class="figures">{"".join(shown)}</div>'
 
-    sections = [f"<h1>{html.escape(title)}</h1>", _overview(findings), "<h2>Accuracy for a budget</h2>"]
+    sections = [f"<h1>{html.escape(title)}</h1>", _overview(findings)]
+    if findings.verdict is not None:
+        sections.append(verdict_section(findings.verdict, figures("rivals")))
+    if findings.aims is not None:
+        sections.append(f"<p>{html.escape(findings.aims['sentence'])}</p>")
+    sections.append("<h2>Accuracy for a budget</h2>")
     sections.append(figures("accuracy_over_macs", "accuracy_over_ms", "expected_looks", "patch_sizes"))
     if findings.fixed_size_curves:
         sections += ["<h2>Patches of one size, and sizes chosen</h2>", _size_table(findings)]
@@ -181,6 +189,8 @@ def _captions(findings: Findings) -> dict[str, str]:
     """What is under each figure, as HTML; also the names of all figures that there can be."""
     device = html.escape(findings.device or "the device")
     return {
+        "rivals": "Accuracy with its 95 % interval over multiply-adds: the backbone on the whole image and on resized images, a "
+        "cascade of these sizes, and glancefocus.",
         "accuracy_over_macs": "Accuracy over multiply-adds. The dotted line is what the plain backbone costs on the "
         "whole image; the squares take 1, 2, ... looks for every image.",
         "accuracy_over_ms": f"The same over milliseconds, measured on {device}.",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
+from glancefocus.data.joined_splits import JoinedSplit
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.early_exit.rule import ExitRule
@@ -93,6 +94,9 @@ def _columns(looks: list[tuple[Look, Tensor]]) -> dict[str, "np.ndarray[tuple[in
 def data_fingerprint(split: Split) -> str:
     """Of which images and labels a split is made: names, sizes and times of files, or a sample of the pixels held in memory."""
     digest = hashlib.sha256(split.labels.numpy().tobytes())
+    if isinstance(split, JoinedSplit):
+        digest.update("".join(map(data_fingerprint, split.parts)).encode())
+        return digest.hexdigest()
     files = getattr(split, "files", None)
     if files is not None:
         for file in files:

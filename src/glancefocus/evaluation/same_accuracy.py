@@ -12,36 +12,38 @@ from glancefocus.early_exit.budget import check_table, solve_curve
 from glancefocus.early_exit.curve import Point
 from glancefocus.early_exit.forced import planned_exits
 from glancefocus.early_exit.look_table import LookTable
-from glancefocus.errors import BadData, BadSetting
+from glancefocus.errors import BadSetting
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.bench import Subject
-from glancefocus.evaluation.choosing import Records
+from glancefocus.evaluation.choosing import Records, apart
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.network.glance_focus import GlanceFocus
 
 
-def subject_at_backbone_accuracy(records: Records, backbone: GlanceFocus, most_images: int) -> Subject:
+def subject_at_backbone_accuracy(
+    records: Records, backbone: GlanceFocus, most_images: int, *, split: str | None = None
+) -> Subject:
     """A trained network with thresholds that make it as accurate as the backbone, at images of the data.
 
-    Thresholds are chosen on validation images where they are measured on test images. Of the measured ones so many are taken that
-    leave after each look in the same proportion as all of them.
+    Thresholds are chosen where they are as accurate as the backbone on some images, and accuracies are those on others: validation
+    and test images, or halves of what there is. Of the measured ones so many are taken that leave after each look in the same
+    proportion as all of them.
     """
     bundle = records.bundle
     if records.made_before is not None:
         raise BadSetting("time is measured by looking at images, which a look record does not hold. Name the data.")
-    name = records.first_of("test", "val", "all", "train")
-    if name is None:
-        raise BadData(f"{records.source} has no images to look at.")
-    table = look_table(bundle, records.of(name))
-    choosing = look_table(bundle, records.of("val")) if name == "test" and "val" in records.names else table
+    name = records.to_measure(split)
+    choice = apart(records, name)
+    choosing = look_table(bundle, choice.choosing).rows(choice.choosing_rows)
+    table = look_table(bundle, choice.measuring).rows(choice.measuring_rows)
     check_table(choosing)
-    split = records.splits[name]
-    wanted = backbone_accuracy(backbone, split)
-    curve = [table.point(np.asarray(p["thresholds"], dtype=np.float32)) for p in solve_curve(choosing)]
-    point = cheapest_as_accurate(curve, wanted)
-    rows = rows_that_stand_for_all(table, point, most_images)
+    measured = records.split(name)
+    wanted = backbone_accuracy(backbone, records.split(choice.split), rows=choice.choosing_rows.tolist())
+    thresholds = np.asarray(cheapest_as_accurate(solve_curve(choosing), wanted)["thresholds"], dtype=np.float32)
+    point = table.point(thresholds)
+    rows = [int(choice.measuring_rows[row]) for row in rows_that_stand_for_all(table, point, most_images)]
     order = [rows[start : start + 64] for start in range(0, len(rows), 64)]
-    images = torch.cat([images for images, _ in split.batches(order, None, records.workers)])
+    images = torch.cat([images for images, _ in measured.batches(order, None, records.workers)])
     return Subject(
         bundle.net,
         backbone,
@@ -49,7 +51,9 @@ def subject_at_backbone_accuracy(records: Records, backbone: GlanceFocus, most_i
         images.to(bundle.device),
         rule=bundle.exit_rule(thresholds=point["thresholds"]),
         accuracy=float(point["accuracy"]),
-        backbone_accuracy=wanted,
+        backbone_accuracy=backbone_accuracy(backbone, measured, rows=choice.measuring_rows.tolist()),
+        measured_on=choice.measuring_words,
+        chosen_on=choice.choosing_words,
     )
 
 

@@ -176,6 +176,5 @@ def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]
 
 def viewed(frames: list[Image.Image], bundle: Bundle) -> torch.Tensor:
     """A picture, or the frames of a clip, as the network looks at them."""
-    views = [view_picture(frame, bundle.settings.view)[0] for frame in frames]
-    bundle.check_size(views[0])
+    views = [view_picture(frame, bundle.settings.view, bundle.least_px)[0] for frame in frames]
     return torch.stack(views) if bundle.settings.frames > 1 else views[0]

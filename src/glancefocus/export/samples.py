@@ -98,7 +98,8 @@ def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
     settings, stored = bundle.settings, bundle.notes.get("data_settings")
     drawn = None if stored is None else from_plain(DataSettings, stored)
     data = world_settings(source, drawn, settings.view, settings.frames)
-    return open_labelled(data, settings.view, bundle.classes, frames=settings.frames)
+    opened = open_labelled(data, settings.view, bundle.classes, frames=settings.frames, record=bundle.split)
+    return opened.splits
 
 
 def made_up(settings: NetworkSettings, count: int = MADE_UP, seed: int = 0) -> Sample:

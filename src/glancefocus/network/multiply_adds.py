@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,23 @@ def count_parameters(settings: NetworkSettings) -> int:
     net = _on_meta(settings)
     encoder = sum(p.numel() for p in net.glance_encoder.parameters())
     return sum(p.numel() for p in net.parameters()) + (0 if settings.shared_encoder else encoder)
+
+
+def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int | None]:
+    """{(height, width): multiply-adds} of the plain backbone, head included, on an image or clip of each size in px.
+
+    None for a size that the backbone does not take.
+    """
+    encoder = _on_meta(settings).focus_encoder
+    counted: dict[tuple[int, int], int | None] = {}
+    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
+        for height, width in sizes:
+            images = torch.empty(settings.frames, 3, height, width)
+            try:
+                counted[height, width] = count_macs(lambda images=images: encoder.own_head(encoder(images).vector))  # type: ignore[misc]
+            except (RuntimeError, AssertionError, ValueError):
+                counted[height, width] = None
+    return counted
 
 
 @functools.lru_cache(maxsize=1)

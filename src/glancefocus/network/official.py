@@ -215,15 +215,3 @@ def _measured(columns: Any, points: int) -> tuple[list[float], list[float]] | No
     except (TypeError, ValueError):
         return None
     return (macs, accuracy) if len(macs) == len(accuracy) == points else None
-
-
-def imagenet_classes(count: int) -> tuple[str, ...]:
-    """Names of ImageNet's classes where there are 1000; their numbers otherwise."""
-    if count != 1000:
-        return tuple(str(i) for i in range(count))
-    from timm.data import ImageNetInfo
-
-    info = ImageNetInfo("imagenet-1k")
-    names = [info.index_to_description(i).split(",")[0] for i in range(count)]
-    twice = {name for name in names if names.count(name) > 1}
-    return tuple(f"{n} ({info.index_to_label_name(i)})" if n in twice else n for i, n in enumerate(names))

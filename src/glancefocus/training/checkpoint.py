@@ -1,25 +1,87 @@
-"""Checkpoints of a run: written aside, flushed and renamed, so that a run killed at any moment finds a whole one."""
+"""Checkpoints of a run: written aside, flushed and renamed, so that a run killed at any moment finds a whole one; read field by
+field, so that a damaged or foreign one is refused by the name of the field that is wrong."""
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from glancefocus.errors import BadCheckpoint, BadRun
+from glancefocus.evaluation.rivals import size_in
+from glancefocus.files import write_file
 from glancefocus.network.weights import open_safely
+from glancefocus.training.settings import STAGES
 
 FORMAT = 1
 
 
-def save_checkpoint(file: Path, content: dict[str, Any]) -> None:
+class BadField(ValueError):
+    """A field of a checkpoint that is not what it must be, by its name."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is, and everything that it needs to go on from there.
+
+    plan            the names of the stages, in the order in which they run
+    stage           which of them is running; their number: all are done
+    epoch, step     what is next
+    net             the weights
+    evidence        see Workshop.known_evidence
+    optimizer       of the stage; None: it has not begun
+    stage_state     of the stage, see Stage.state
+    scaler          of fp16's losses
+    sums            of the epoch's numbers over the steps so far
+    best_accuracy   of the last look, of all epochs so far
+    journal_length  of metrics.jsonl, in bytes
+    """
+
+    plan: list[str]
+    stage: int
+    epoch: int
+    step: int
+    net: dict[str, Tensor]
+    evidence: dict[str, Any] | None
+    optimizer: dict[str, Any] | None
+    stage_state: dict[str, Any]
+    scaler: dict[str, Any] | None
+    sums: dict[str, Any]
+    best_accuracy: float
+    journal_length: int
+
+    def __post_init__(self) -> None:
+        check_kind("plan", self.plan, list, "a list of stages")
+        for name in self.plan:
+            if not isinstance(name, str) or (name not in STAGES and size_in(name) is None):
+                raise BadField(f"plan names {name!r}, which is no stage")
+        for name in ("stage", "epoch", "step", "journal_length"):
+            check_count(name, getattr(self, name))
+        if self.stage > len(self.plan):
+            raise BadField(f"stage is {self.stage}, but there are {len(self.plan)} stages")
+        for name in ("net", "stage_state", "sums"):
+            check_table(name, getattr(self, name))
+        for name in ("evidence", "optimizer", "scaler"):
+            if getattr(self, name) is not None:
+                check_table(name, getattr(self, name))
+        for name, sums in self.sums.items():
+            for number in sums if isinstance(sums, list) else [sums]:
+                check_number(f"sums.{name}", number)
+        check_number("best_accuracy", self.best_accuracy)
+        if self.evidence is not None:
+            _check_evidence(self.evidence)
+
+
+def save_checkpoint(file: Path, content: Checkpoint) -> None:
     """Replace the checkpoint by a newer one, or leave the old one as it is."""
-    write_aside(file, lambda stream: torch.save({"format": FORMAT, **content}, stream))
+    plain = {"format": FORMAT, **{f.name: getattr(content, f.name) for f in fields(content)}}
+    write_run_file(file, lambda stream: torch.save(plain, stream))
 
 
-def load_checkpoint(file: Path) -> dict[str, Any] | None:
+def load_checkpoint(file: Path) -> Checkpoint | None:
     """The checkpoint; None where there is none yet."""
     if not file.exists():
         return None
@@ -29,29 +91,145 @@ def load_checkpoint(file: Path) -> dict[str, Any] | None:
         raise BadRun(f"{error} Delete it to start this run again.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise BadRun(f"{file} is not a checkpoint of this version. Start in another folder.")
-    return content
-
-
-def forget_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Take away what a killed process had begun to write beside these files."""
-    for name in names:
-        for aside in folder.glob(f".{name}.*"):
-            aside.unlink(missing_ok=True)
-
-
-def write_aside(file: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file beside its place, flush it to the disk, and rename it into place."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    # Of a run from before evidence was kept, or before fp16, there is none.
+    content = {"evidence": None, "scaler": None, **content}
     try:
-        with aside.open("wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(aside, file)
-    except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
+        for field in fields(Checkpoint):
+            if field.name not in content:
+                raise BadField(f"{field.name} is missing")
+        return Checkpoint(**{field.name: content[field.name] for field in fields(Checkpoint)})
+    except BadField as error:
+        raise damaged(file, error) from None
+
+
+def damaged(file: Path, error: BadField) -> BadRun:
+    """The sentence for a checkpoint with a field that is wrong."""
+    return BadRun(f"{file} is damaged: {error}. Delete it to start this run again.")
+
+
+def write_run_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file of a run aside and put it in place; a failure is a sentence."""
+    try:
+        write_file(file, write)
+    except (OSError, RuntimeError) as error:  # torch says RuntimeError of a full disk
         raise BadRun(
             f"{file} could not be written ({getattr(error, 'strerror', None) or error}). What was there before is unharmed. "
             "Make room on the disk and run the same command again."
         ) from error
+
+
+def check_kind(name: str, value: Any, kind: type, words: str) -> None:
+    """Refuse a value of another kind; True and False are no numbers."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BadField(f"{name} must be {words}, but is {_shown(value)}")
+
+
+def check_table(name: str, value: Any) -> None:
+    check_kind(name, value, dict, "a table")
+    for key in value:
+        if not isinstance(key, (str, int)):
+            raise BadField(f"{name} has the key {_shown(key)}, which is no name")
+
+
+def check_names(name: str, found: Any, wanted: Mapping[str, Any]) -> None:
+    """Refuse a table with other names than those that are wanted."""
+    check_table(name, found)
+    for key in wanted:
+        if key not in found:
+            raise BadField(f"{name}.{key} is missing")
+    for key in found:
+        if key not in wanted:
+            raise BadField(f"{name}.{key} is unknown")
+
+
+def check_count(name: str, value: Any) -> None:
+    check_kind(name, value, int, "a whole number")
+    if value < 0:
+        raise BadField(f"{name} must not be negative, but is {value}")
+
+
+def check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadField(f"{name} must be a finite number, but is {_shown(value)}")
+
+
+def check_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse what is not an ordinary tensor of this shape and type with finite numbers."""
+    check_kind(name, value, Tensor, "a tensor")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+        raise BadField(f"{name} is no ordinary tensor: sparse, quantised and empty ones are not read")
+    if tuple(value.shape) != shape or value.dtype != dtype:
+        raise BadField(
+            f"{name} must be of shape {list(shape)} and type {dtype}, but is {list(value.shape)} and {value.dtype}"
+        )
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise BadField(f"{name} holds fewer numbers than its shape says")
+    if not bool(torch.isfinite(value).all()):
+        raise BadField(f"{name} holds numbers that are not finite")
+
+
+def check_tensors(name: str, found: Any, wanted: Mapping[str, Tensor]) -> None:
+    """Refuse a table of tensors with other names, shapes or types than those that are wanted."""
+    check_names(name, found, wanted)
+    for key, tensor in found.items():
+        check_tensor(f"{name}.{key}", tensor, tuple(wanted[key].shape), wanted[key].dtype)
+
+
+def check_optimizer(name: str, found: Any, optimizer: Any) -> None:
+    """Refuse the state of another optimiser, or of one of other weights."""
+    check_table(name, found)
+    wanted = optimizer.state_dict()
+    for key in ("state", "param_groups"):
+        if key not in found:
+            raise BadField(f"{name}.{key} is missing")
+    groups = found["param_groups"]
+    check_kind(f"{name}.param_groups", groups, list, "a list")
+    if len(groups) != len(wanted["param_groups"]):
+        raise BadField(f"{name}.param_groups has {len(groups)} groups, but {len(wanted['param_groups'])} are needed")
+    for number, (group, own) in enumerate(zip(groups, wanted["param_groups"], strict=True)):
+        where = f"{name}.param_groups[{number}]"
+        check_table(where, group)
+        if group.keys() != own.keys() or group["params"] != own["params"]:
+            raise BadField(f"{where} is not that of this stage")
+        for key, value in group.items():
+            _check_setting(f"{where}.{key}", value)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    check_table(f"{name}.state", found["state"])
+    for index, state in found["state"].items():
+        check_table(f"{name}.state.{index}", state)
+        if not isinstance(index, int) or not 0 <= index < len(weights):
+            raise BadField(f"{name}.state.{index} is of an unknown weight")
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                shape = () if value.dim() == 0 else tuple(weights[index].shape)
+                check_tensor(f"{name}.state.{index}.{key}", value, shape, torch.float32)
+            elif value is not None:
+                check_number(f"{name}.state.{index}.{key}", value)
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Of an optimiser: a number, a switch, or several of them."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            _check_setting(name, part)
+    elif value is not None and not isinstance(value, bool):
+        check_number(name, value)
+
+
+def _check_evidence(evidence: dict[str, Any]) -> None:
+    for key in ("seen_by", "centre", "weight"):
+        if key not in evidence:
+            raise BadField(f"evidence.{key} is missing")
+    check_kind("evidence.seen_by", evidence["seen_by"], str, "a text")
+    check_kind("evidence.centre", evidence["centre"], Tensor, "a tensor")
+    count = evidence["centre"].shape[0] if evidence["centre"].dim() > 0 else 0
+    check_tensor("evidence.centre", evidence["centre"], (count, 2), torch.float32)
+    check_tensor("evidence.weight", evidence["weight"], (count,), torch.float32)
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence, however long or odd it is."""
+    if isinstance(value, (int, float, str, bool, type(None))):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+    return f"of type {type(value).__name__}"

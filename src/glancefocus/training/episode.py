@@ -12,6 +12,7 @@ from glancefocus.look import Aim, Look
 from glancefocus.network.policy import draw_one_px
 from glancefocus.scene import Scene
 from glancefocus.training.ppo import gaussian_log_prob
+from glancefocus.training.stage import NonFinite
 
 Judge = Callable[[Look], Tensor]  # (B, classes) by which a look is judged
 
@@ -51,7 +52,7 @@ class ExploringPolicy:
 
     def aim(self, look: Look) -> Aim:
         with torch.no_grad():
-            aim = self.policy.aim(look)
+            aim = finite(self.policy.aim(look))
         assert aim.mean is not None
         noise = torch.randn(aim.mean.shape, generator=self.generator).to(aim.mean.device)
         where = (aim.mean + self.deviation * noise).clamp(0, 1)
@@ -147,7 +148,14 @@ class FixedPolicy:
 
     def aim(self, look: Look) -> Aim:
         with torch.no_grad():
-            return self.policy.aim(look)
+            return finite(self.policy.aim(look))
+
+
+def finite(aim: Aim) -> Aim:
+    """The same aim; one that is no place stops the training before anything is cut out there."""
+    if not bool(aim.where.isfinite().all()):
+        raise NonFinite("an aim of the policy became infinite or not a number")
+    return aim
 
 
 def label_probability(looks: list[Look], labels: Tensor, judge: Judge = the_answer) -> Tensor:

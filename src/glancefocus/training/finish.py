@@ -1,5 +1,6 @@
 """What is measured and written after the last stage: the bundle with thresholds for every budget."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,26 @@ from glancefocus.early_exit.budget import solve_curve
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import looks_folder
+from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.rivals import Progress, tuned_files
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import to_plain
-from glancefocus.training.run_folder import BUNDLE_FOLDER
+from glancefocus.training.journal import METRICS_FILE
+from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER
 from glancefocus.training.settings import TrainSettings
 
 
-def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path) -> Bundle:
-    """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it."""
+def finish_bundle(
+    net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path, tell: Progress | None = None
+) -> Bundle:
+    """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it.
+
+    tell  is called with (what, done, total) while rivals answer
+    """
     notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
-    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes)
+    bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     record = record_looks(
         bundle,
         data.val,
@@ -38,4 +47,19 @@ def finish_bundle(net: GlanceFocus, data: Data, settings: TrainSettings, folder:
         "thresholds_chosen_on": f"{settings.data.source}, val",
         "thresholds_data": record.about.data,
     }
+    aims = last_aims(folder)
+    if aims is not None:
+        bundle.notes["aims"] = aims
+    if settings.rivals != "none":
+        weights = Weights(folder / BACKBONE_FILE, tuned_files(folder))
+        looks, workers = looks_folder(folder / BUNDLE_FOLDER), settings.data.workers
+        verdict = judge(bundle, record, data.val, weights, looks, workers=workers, progress=tell)
+        bundle.notes["verdict"] = verdict.to_plain()
     return bundle
+
+
+def last_aims(folder: Path) -> dict[str, Any] | None:
+    """The last comparison of learnt aims with others in a run's journal, see evaluation/aims.py; None where there is none."""
+    file = folder / METRICS_FILE
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return next((row["aims"] for row in reversed(rows) if "aims" in row), None)

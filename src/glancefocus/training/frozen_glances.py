@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from glancefocus.adaptive import KnownGlance, LookingNetwork
 from glancefocus.data.splits import Split, in_order, scene_batches
+from glancefocus.interrupts import let_through
 from glancefocus.look import Look
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.glance_focus import GlanceFocus
@@ -98,7 +99,7 @@ class FrozenGlances:
         workshop = self.workshop
         view, device = workshop.net.settings.view, workshop.accelerator.device
         order = in_order(len(split), workshop.settings.batch_size)
-        with torch.no_grad():
+        with torch.no_grad(), let_through():  # it takes minutes, and changes nothing
             # The first batch tells whether they fit.
             for some in (order[:1], order[1:]):
                 if kept.full:

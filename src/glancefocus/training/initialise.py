@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from glancefocus.data.datasets import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
+from glancefocus.evaluation.rivals import size_in
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
-from glancefocus.scene import as_batch
+from glancefocus.scene import as_batch, resized
 from glancefocus.settings import NetworkSettings
+from glancefocus.training.checkpoint import check_tensors
 from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -26,6 +28,7 @@ from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer
 class EncoderStep(nn.Module):
     """Cross-entropy of an encoder's own head, on whole images, or on glances of them where they have a size.
 
+    size   (height, width) that whole images are resized to; None: as they are
     shown  how well the map shows the evidence, where that is to be learnt, too
     """
 
@@ -35,20 +38,27 @@ class EncoderStep(nn.Module):
         settings: NetworkSettings,
         stage_settings: InitialiseSettings,
         glance_px: int | None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.settings = settings
         self.stage_settings = stage_settings
         self.glance_px = glance_px
+        self.size = size
         self.shown = (
             EvidenceShown(encoder.map_channels * settings.frames) if stage_settings.evidence_weight > 0 else None
         )
 
     def encode(self, images: Tensor) -> Encoding:
         scene = as_batch(images, self.settings.view)
-        px = self.glance_px
-        encoding: Encoding = self.encoder(scene.whole if px is None else scene.glance(px, self.settings.glance_resize))
+        if self.size is not None:
+            seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
+        elif self.glance_px is not None:
+            seen = scene.glance(self.glance_px, self.settings.glance_resize)
+        else:
+            seen = scene.whole
+        encoding: Encoding = self.encoder(seen)
         return encoding
 
     def answer(self, images: Tensor) -> Tensor:
@@ -78,10 +88,13 @@ class InitialiseStage:
     backbone      the focus encoder on whole images
     small_glance  the glance encoder, which starts as its copy or fresh, on glances of small scenes
     glance        the same on glances of whole images
+    rival-160     the focus encoder on whole images resized to 160 px, with the settings of the stage backbone; see
+                  evaluation/rivals.py
     """
 
     def __init__(self, name: str, workshop: Workshop) -> None:
-        settings: InitialiseSettings = getattr(workshop.settings, name)
+        size = size_in(name)
+        settings: InitialiseSettings = getattr(workshop.settings, name if size is None else "backbone")
         net = workshop.net
         self.name = name
         self.epochs = settings.epochs
@@ -91,7 +104,7 @@ class InitialiseStage:
         glance_px = glance_side(name, workshop.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
         train_only(net, [self.encoder])
-        step = EncoderStep(self.encoder, net.settings, settings, glance_px)
+        step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
         self.evidence = None if step.shown is None else BackboneEvidence(workshop, self.data.train)
         optimizer = make_optimizer(
@@ -142,6 +155,7 @@ class InitialiseStage:
 
     def load_state(self, state: dict[str, Any]) -> None:
         if self.shown is not None:
+            check_tensors("stage_state.shown", state["shown"], self.shown.state_dict())
             self.shown.load_state_dict(state["shown"])
 
 

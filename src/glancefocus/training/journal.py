@@ -10,12 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from glancefocus.errors import BadRun
 
+METRICS_FILE = "metrics.jsonl"
+
 
 class Journal:
     """Notes of a run. Only the main process has one that writes."""
 
     def __init__(self, folder: Path, *, writes: bool, quiet: bool) -> None:
-        self.file = folder / "metrics.jsonl"
+        self.file = folder / METRICS_FILE
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
         self.progress = Progress(

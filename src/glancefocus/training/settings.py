@@ -219,6 +219,8 @@ class TrainSettings:
     start    a bundle whose whole network training goes on from
     rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
     effort   what the user asked for; the epochs follow from it when the settings are made
+    rivals   what the run is compared with at its end: the backbone on resized images as it is, or also tuned at two smaller sizes
+             with the epochs of the stage backbone
     keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
                       more memory than this; 0: with every batch
     """
@@ -236,6 +238,7 @@ class TrainSettings:
     accumulation: BatchSize = 1
     checkpoint_minutes: Minutes = 5.0
     keep_glances_mib: Mebibytes = 1024
+    rivals: Literal["none", "as-is", "tuned"] = "as-is"
     small: SmallSettings = field(default_factory=SmallSettings)
     backbone: InitialiseSettings = field(default_factory=InitialiseSettings)
     small_glance: SmallSettings = field(default_factory=SmallSettings)

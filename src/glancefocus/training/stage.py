@@ -10,11 +10,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.datasets import Data, Progress
+from glancefocus.data.checking import Progress
+from glancefocus.data.datasets import Data
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.training.settings import TrainSettings
+from glancefocus.training.settings import STAGES, TrainSettings
 
 
 @dataclass
@@ -51,6 +52,10 @@ class Moment:
     generator: torch.Generator
     rows: Tensor | None = None
     seed: int | None = None
+
+
+class NonFinite(BadRun):
+    """Training has come to numbers that are infinite or none, and can only stop."""
 
 
 class Stage(Protocol):
@@ -140,12 +145,35 @@ def descend(
         total += float(loss.detach()) * share
         numbers.append(facts)
     if not math.isfinite(total):
-        raise BadRun(
-            f"the loss became {total}: the learning rate is too high for this data. The last good checkpoint is kept. "
-            "Lower the rate and start again in another folder."
-        )
-    optimizer.step()
+        raise NonFinite(f"the loss became {total}")
+    take_step(optimizer)
     return total, numbers
+
+
+def take_step(optimizer: Any) -> None:
+    """One step of the optimiser; gradients that are not finite show in the weights."""
+    optimizer.step()
+    weights = [weight.detach() for group in optimizer.param_groups for weight in group["params"]]
+    largest = float(nn.utils.get_total_norm(weights, math.inf))
+    if not math.isfinite(largest):
+        raise NonFinite(f"a weight became {largest}")
+
+
+def check_finite(tensors: dict[str, Tensor]) -> None:
+    """Refuse a network with weights or statistics that are not finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise NonFinite(f"{name} became infinite or not a number")
+
+
+def what_to_lower(stage: str, settings: TrainSettings) -> str:
+    """The advice for a stage whose numbers became too large."""
+    rates = {
+        "recognise": "recognise.encoder_lr and recognise.classifier_lr",
+        "finetune": "finetune.encoder_lr and finetune.classifier_lr",
+        "joint": "joint.encoder_lr, joint.classifier_lr and aim.lr",
+    }.get(stage, f"{stage if stage in STAGES else 'backbone'}.lr")  # rivals are tuned as the backbone was
+    return f"Lower {rates}" + ("" if settings.precision == "no" else ", or leave out --precision,")
 
 
 @contextlib.contextmanager

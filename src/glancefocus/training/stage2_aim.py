@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from glancefocus.adaptive import LookingNetwork
 from glancefocus.data.splits import Split
-from glancefocus.errors import BadRun
+from glancefocus.evaluation.aims import AimsCheck, check_aims
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.policy import LearntPolicy, RandomSizes
 from glancefocus.scene import Scene, as_batch
+from glancefocus.training.checkpoint import check_kind, check_number, check_tensors
 from glancefocus.training.episode import (
     ComparingNetwork,
     ExploringPolicy,
@@ -37,10 +38,7 @@ from glancefocus.training.ppo import (
 )
 from glancefocus.training.rewards import contrastive_reward, cross_entropy_reward, increment_reward
 from glancefocus.training.settings import AimSettings, PolicyTraining
-from glancefocus.training.stage import Moment, Workshop, train_only
-
-# Aims whose deviation over the images is below this on both axes are all alike: the policy looks at one place for every image.
-COLLAPSED_DEVIATION = 0.02
+from glancefocus.training.stage import Moment, NonFinite, Workshop, take_step, train_only
 
 
 class PolicyStep(nn.Module):
@@ -152,24 +150,19 @@ def improve_policy(
             entropy_weight=settings.entropy_weight,
             entropy=gaussian_entropy(deviation),
         )
-        descend_policy(workshop, optimizer, losses.total, "aim.lr")
+        descend_policy(workshop, optimizer, losses.total)
         numbers = {"loss": float(losses.total.detach()), "value_loss": float(losses.value.detach())}
     return numbers
 
 
-def descend_policy(workshop: Workshop, optimizer: Any, loss: Tensor, rate: str) -> None:
-    """One step of the optimiser.
-
-    rate  the setting that it was given by
-    """
-    if not math.isfinite(float(loss.detach())):
-        raise BadRun(
-            "the policy's loss is not a number: its learning rate is too high. The last good checkpoint is kept. "
-            f"Lower {rate} and start again in another folder."
-        )
+def descend_policy(workshop: Workshop, optimizer: Any, loss: Tensor) -> None:
+    """One step of the optimiser."""
+    total = float(loss.detach())
+    if not math.isfinite(total):
+        raise NonFinite(f"the policy's loss became {total}")
     optimizer.zero_grad()
     workshop.accelerator.backward(loss)
-    optimizer.step()
+    take_step(optimizer)
 
 
 def along(start: float, end: float | None, progress: float) -> float:
@@ -237,11 +230,20 @@ class AimStage:
         numbers: dict[str, Any] = {
             "val_accuracy": accuracy,
             "aim_deviation": [float(d) for d in deviation],
-            "collapsed": bool((deviation < COLLAPSED_DEVIATION).all()) and len(split) > 1,
         }
         if split.boxes is not None:
             numbers["hit_rate"] = evaluation.hit_rate_per_focus(split.boxes)
         return numbers
+
+    def check_aims(self) -> AimsCheck:
+        """The policy that the stage will keep, against aims that learn nothing."""
+        policy = self.workshop.net.policy
+        last = {name: t.detach().clone() for name, t in policy.state_dict().items()}
+        try:
+            policy.load_state_dict(self.best_policy or last)
+            return check_aims(self.workshop.net, self.data.val, workers=self.workshop.workers)
+        finally:  # also when it is interrupted: the policy that is saved is the last one
+            policy.load_state_dict(last)
 
     def finish(self) -> None:
         self.glances.forget()
@@ -252,6 +254,10 @@ class AimStage:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        best = state["best_accuracy"]  # one number in runs from before policies were ranked by all looks
-        self.best_accuracy = best if isinstance(best, list) else [float(best), 0.0]
-        self.best_policy = dict(state["best_policy"])
+        best, policy = state["best_accuracy"], state["best_policy"]
+        check_kind("stage_state.best_accuracy", best, list, "a list of numbers")
+        for number in best:
+            check_number("stage_state.best_accuracy", number)
+        if policy != {}:  # the joint stage keeps none
+            check_tensors("stage_state.best_policy", policy, self.workshop.net.policy.state_dict())
+        self.best_accuracy, self.best_policy = best, dict(policy)

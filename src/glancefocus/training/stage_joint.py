@@ -13,6 +13,7 @@ from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import as_batch
+from glancefocus.training.checkpoint import check_optimizer
 from glancefocus.training.episode import ExploringPolicy, accuracy_after, play
 from glancefocus.training.settings import JointSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
@@ -105,4 +106,5 @@ class JointStage(AimStage):
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
+        check_optimizer("stage_state.recognise_optimizer", state["recognise_optimizer"], self.recognise_optimizer)
         self.recognise_optimizer.load_state_dict(state["recognise_optimizer"])

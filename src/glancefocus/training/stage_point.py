@@ -59,5 +59,5 @@ class PointStage(AimStage):
         means, values = self.step(looks)
         loss = pointing_loss(means.float(), looks, places, (images.shape[-2], images.shape[-1]))
         loss = loss + 0 * values.float().sum()  # several processes wait for gradients of every part; the critic's are 0
-        descend_policy(self.workshop, self.optimizer, loss, "point.lr")
+        descend_policy(self.workshop, self.optimizer, loss)
         return {"loss": float(loss.detach()), "accuracy": accuracy_after(looks, labels)}

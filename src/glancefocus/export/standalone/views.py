@@ -20,10 +20,12 @@ class Seen:
 
     frames  (H, W, 3) uint8 each
     to_box  (top, left, px) of a patch -> [left, top, right, bottom] in the picture's own pixels
+    notes   what is odd about it
     """
 
     frames: list[Array]
     to_box: Callable[[int, int, int], list[int]]
+    notes: list[str]
 
 
 def find(names: Sequence[str], frames: int) -> Iterator[Path]:
@@ -56,13 +58,11 @@ def read(path: Path, about: dict[str, Any]) -> Seen:
 
 def see(pictures: Sequence[Image.Image], about: dict[str, Any]) -> Seen:
     """The same of a picture, or of the frames of a clip, that is RGB already."""
-    views = [_view(picture, about["view"]) for picture in pictures]
-    frames, to_box = [image for image, _ in views], views[0][1]
-    height, width = frames[0].shape[:2]
     patch_px = max(about["patch_px"]) if about["looks"] > 1 else 1
-    if min(height, width) < patch_px:
-        raise ValueError(f"an image of {height}x{width} px is smaller than a patch of this network ({patch_px} px)")
-    return Seen(frames, to_box)
+    views = [_view(picture, about["view"], patch_px) for picture in pictures]
+    width, height = pictures[0].size
+    notes = [f"upscaled from {width}x{height} px"] if min(width, height) < patch_px else []
+    return Seen([image for image, _ in views], views[0][1], notes)
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
@@ -104,11 +104,22 @@ def resize_weights(side: int, px: int, resize: str) -> Array:
     return weights.astype(np.float32)
 
 
-def _view(picture: Image.Image, view: dict[str, Any]) -> tuple[Array, Callable[[int, int, int], list[int]]]:
+def _upscaled(height: int, width: int, patch_px: int) -> tuple[int, int]:
+    """The size at which a patch fits; of a ribbon the longer side grows to 16 patches, or not at all."""
+    scale, most = patch_px / min(height, width), RIBBON_ASPECT * patch_px
+    if scale <= 1:
+        return height, width
+    new_h, new_w = (max(patch_px, side, min(round(side * scale), most)) for side in (height, width))
+    return new_h, new_w
+
+
+def _view(
+    picture: Image.Image, view: dict[str, Any], patch_px: int
+) -> tuple[Array, Callable[[int, int, int], list[int]]]:
     width, height = picture.size
     view_h, view_w = view["height_px"], view["width_px"]
     cut_top = cut_left = top = left = 0
-    new_h, new_w = height, width
+    new_h, new_w = _upscaled(height, width, patch_px)
     if view["fit"] == "stretch":
         new_h, new_w = view_h, view_w
     elif view["fit"] == "crop":

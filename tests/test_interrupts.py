@@ -1,0 +1,140 @@
+"""Signals are raised where nothing is half done, held where something is, and never lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glancefocus.cli import main
+from glancefocus.interrupts import (
+    Interrupted,
+    InterruptedAgain,
+    children_without_signals,
+    farewell,
+    handled,
+    held,
+    interrupted,
+    last_words,
+    let_through,
+)
+
+
+def press(number: signal.Signals = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)  # Python runs handlers between two instructions
+
+
+@pytest.fixture
+def _handled() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with handled():
+        yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.usefixtures("_handled")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_raised_at_once(number: signal.Signals) -> None:
+    with pytest.raises(Interrupted):
+        press(number)
+
+
+@pytest.mark.usefixtures("_handled")
+def test_a_held_signal_is_raised_at_the_end_of_the_outermost_block() -> None:
+    done = []
+    with pytest.raises(Interrupted), held():  # noqa: PT012
+        with held():
+            press()
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+    assert interrupted()
+
+
+@pytest.mark.usefixtures("_handled")
+def test_a_block_that_lets_signals_through_raises_one_that_was_held() -> None:
+    with pytest.raises(Interrupted), held():  # noqa: PT012
+        press()
+        with let_through():
+            raise AssertionError("not reached")
+
+
+@pytest.mark.usefixtures("_handled")
+def test_a_second_signal_does_not_wait_and_says_that_something_is_half_done() -> None:
+    with pytest.raises(InterruptedAgain), held():  # noqa: PT012
+        press()
+        press()
+
+
+@pytest.mark.usefixtures("_handled")
+def test_an_error_in_a_held_block_is_not_hidden_by_the_signal() -> None:
+    with pytest.raises(ValueError, match="full"), held():  # noqa: PT012
+        press()
+        raise ValueError("full")
+
+
+@pytest.mark.usefixtures("_handled")
+def test_what_is_said_at_the_end_is_what_the_innermost_block_says() -> None:
+    with farewell("outer."):
+        with farewell(lambda at_once: "half." if at_once else "inner."):
+            assert (last_words(), last_words(at_once=True)) == ("inner.", "half.")
+        assert last_words() == "outer."
+
+
+class Stubborn:
+    def __del__(self) -> None:
+        press()
+
+
+@pytest.mark.usefixtures("_handled")
+def test_a_signal_within_a_finalizer_is_raised_after_it() -> None:
+    with pytest.raises(Interrupted):  # noqa: PT012
+        stubborn = Stubborn()
+        del stubborn  # Python ignores what is raised in there
+        time.sleep(2)
+        raise AssertionError("lost")
+
+
+@pytest.mark.usefixtures("_handled")
+def test_children_do_not_get_signals_and_their_parent_gets_those_that_came_meanwhile() -> None:
+    code = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    with pytest.raises(Interrupted), children_without_signals():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGINT)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split(">")[0].startswith("[<Signals.SIGINT")
+    assert "SIGTERM" in done.stdout
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}
+
+
+@pytest.mark.parametrize("verb", ["models", "predict"])
+def test_a_command_that_is_interrupted_says_one_sentence(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("glancefocus.commands.models.list_models", lambda **words: press())
+    monkeypatch.setattr("glancefocus.commands.predict.predict_files", lambda *words, **more: press())
+    with pytest.raises(SystemExit) as end:
+        main([verb] if verb == "models" else [verb, "bundle", "a.jpg"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "gf: interrupted.\n"
+
+
+@pytest.mark.parametrize("module", ["glancefocus", "glancefocus.cli"])
+def test_an_import_that_is_interrupted_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", module, "train", str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "gf: stopped before anything was learnt, so nothing is lost. The same command starts again.\n"
