@@ -26,6 +26,7 @@ def test_thresholds_are_chosen_without_the_images_that_they_judge() -> None:
 
     found = cross_fitted(table, choose, folds=5)
     assert [len(scores) for scores in chosen_on] == [8] * 5
+    assert len(found.chosen) == 5
     for group, scores in enumerate(chosen_on):
         assert scores.isdisjoint(table.score[found.fold == group, 0].tolist())
 

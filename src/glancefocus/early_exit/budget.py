@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from glancefocus.early_exit.checks import check_budget, check_table
-from glancefocus.early_exit.cross_fit import cross_fitted
+from glancefocus.early_exit.cross_fit import cross_fitted, fold_of_rows
 from glancefocus.early_exit.direct import direct_curve, direct_within
 from glancefocus.early_exit.expected import expected_correct
 from glancefocus.early_exit.geometric import (
@@ -31,8 +31,10 @@ __all__ = [
     "check_budget",
     "check_solver",
     "check_table",
+    "cross_fitted_curve",
     "direct_curve",
     "direct_within",
+    "folds_for",
     "genetic_front",
     "genetic_within",
     "geometric_curve",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
+CURVE_FOLDS = 3  # a whole curve takes long to solve
 SPARE = 0.001  # accuracy that is not worth paying for: a tenth of a percentage point
 
 
@@ -58,7 +61,7 @@ def solve_within(
 
     spare  accuracy that is given up to spend less; not by the paper's rule within a budget, which spends all of it
     """
-    solver = check_solver(table, solver)
+    solver = check_solver(table.sizes, solver)
     if budget is not None:
         check_budget(table, budget)
     most = table.dearest if budget is None else budget
@@ -90,19 +93,24 @@ def aim_below(table: LookTable, budget: float, *, solver: str | None = None, see
 
 
 def folds_for(table: LookTable) -> int:
-    """Few images are divided into more groups, so that each choice has nearly all of them."""
+    """Into how many groups images are divided: into more where there are few, so that each choice has nearly all of them.
+
+    With several patch sizes one choice takes seconds.
+    """
+    if table.sizes > 1:
+        return 4
     return 10 if len(table) < 1000 else 5
 
 
-def check_solver(table: LookTable, solver: str | None) -> str:
-    """The solver that was named, or the best one for the network; one that does not fit is refused."""
-    solver = ("genetic" if table.sizes > 1 else "direct") if solver is None else solver
+def check_solver(sizes: int, solver: str | None) -> str:
+    """The solver that was named, or the best one for a network with so many patch sizes; one that does not fit is refused."""
+    solver = ("genetic" if sizes > 1 else "direct") if solver is None else solver
     if solver not in SOLVERS:
         raise BadSetting(f"a solver is one of {', '.join(SOLVERS)}, but got {solver!r}.")
-    if (solver == "genetic") != (table.sizes > 1):
+    if (solver == "genetic") != (sizes > 1):
         raise BadSetting(
             "with several patch sizes thresholds are found by the solver 'genetic'."
-            if table.sizes > 1
+            if sizes > 1
             else "the solver 'genetic' is for several patch sizes; this network has one. Use direct or geometric."
         )
     return solver
@@ -133,7 +141,7 @@ def solve_at(
     table: LookTable, budgets: Sequence[float], *, solver: str | None = None, seed: int = 0
 ) -> list[Thresholds]:
     """Thresholds within each budget, as `solve_within` finds them, but spending all of it where that helps at all."""
-    budgets, solver = list(budgets), check_solver(table, solver)
+    budgets, solver = list(budgets), check_solver(table.sizes, solver)
     if solver == "direct":
         found = direct_curve(table, budgets, expected_correct(table))
     elif solver == "genetic":
@@ -144,6 +152,27 @@ def solve_at(
         rule = GeometricRule(table)
         found = [rule.within(budget, wide=solver == "geometric") for budget in budgets]
     return [table.leave() if budget <= table.cheapest else th for budget, th in zip(budgets, found, strict=True)]
+
+
+def cross_fitted_curve(
+    table: LookTable, curve: Sequence[dict[str, Any]], *, solver: str | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """The points of a solved curve, as images cost and answer whose thresholds were chosen on others, within the same budgets."""
+    budgets = [point[f"budget_{table.unit}"] for point in curve]
+    fold = fold_of_rows(len(table), CURVE_FOLDS, seed)
+    nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
+    for group in range(int(fold.max()) + 1):
+        rows = np.flatnonzero(fold == group)
+        own = table.rows(rows)
+        found = solve_at(table.rows(np.flatnonzero(fold != group)), budgets, solver=solver, seed=seed)
+        nodes[:, rows] = [own.exits(thresholds) for thresholds in found]
+    return [
+        {
+            f"budget_{table.unit}": point[f"budget_{table.unit}"],
+            **table.point_of_exits(left, np.asarray(point["thresholds"], dtype=np.float32)),
+        }
+        for point, left in zip(curve, nodes, strict=True)
+    ]
 
 
 def affordable(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.early_exit.cross_fit import CrossFitted
+from glancefocus.early_exit.geometric import cost_and_worth
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 
 NEW_IMAGES = 3000
@@ -61,34 +62,45 @@ class Forecast:
 def forecast_of_others(table: LookTable, thresholds: Thresholds, *, new_images: int = NEW_IMAGES) -> Forecast:
     """From images that did not choose these thresholds."""
     node = table.exits(thresholds)
-    return _forecast(table, node, np.asarray(table.correct[np.arange(len(table)), node]), new_images)
+    return _forecast(table, node, np.asarray(table.correct[np.arange(len(table)), node]), 0.0, new_images)
 
 
-def forecast_of_choosers(table: LookTable, judged: CrossFitted, *, new_images: int = NEW_IMAGES) -> Forecast:
-    """From the images that chose, each judged by thresholds that others of them chose."""
-    return _forecast(table, judged.node, judged.correct, new_images)
+def forecast_of_choosers(
+    table: LookTable, thresholds: Thresholds, judged: CrossFitted, *, new_images: int = NEW_IMAGES
+) -> Forecast:
+    """From the images that chose these thresholds, each judged by thresholds that others of them chose.
+
+    The thresholds that others chose may cost more or less than these do. By how much is seen on all images, and added.
+    """
+    cost = cost_and_worth(table, thresholds)[0]
+    others = float(np.mean([cost_and_worth(table, chosen)[0] for chosen in judged.chosen]))
+    return _forecast(table, judged.node, judged.correct, cost - others, new_images)
 
 
-def _forecast(table: LookTable, node: NDArray[np.int64], correct: NDArray[np.bool_], new_images: int) -> Forecast:
+def _forecast(
+    table: LookTable, node: NDArray[np.int64], correct: NDArray[np.bool_], more: float, new_images: int
+) -> Forecast:
+    """Of images that left at these nodes, with answers that were right or not, if all cost so much more."""
     random = np.random.default_rng(0)
     count = len(node)
     seen = np.bincount(node, minlength=len(table.cost))
-    costs = mean_costs(seen, table.cost, new_images, random)
+    cost, *cost_interval = np.clip(
+        [seen @ table.cost / count + more, *interval(mean_costs(seen, table.cost, new_images, random) + more)],
+        table.cheapest,
+        table.dearest,
+    ).tolist()
     right = int(np.count_nonzero(correct))
     shares = random.beta(right + 0.5, count - right + 0.5, DRAWS)
-    accuracies = random.binomial(new_images, shares) / new_images
-    cost_low, cost_high = interval(costs)
-    accuracy_low, accuracy_high = interval(accuracies)
-    cost = float(seen @ table.cost / count)
+    accuracy, *accuracy_interval = right / count, *interval(random.binomial(new_images, shares) / new_images)
     return Forecast(
         cost=cost,
-        cost_low=min(cost, cost_low),
-        cost_high=max(cost, cost_high),
-        accuracy=right / count,
-        accuracy_low=min(right / count, accuracy_low),
-        accuracy_high=max(right / count, accuracy_high),
+        cost_low=min(cost, cost_interval[0]),
+        cost_high=max(cost, cost_interval[1]),
+        accuracy=accuracy,
+        accuracy_low=min(accuracy, accuracy_interval[0]),
+        accuracy_high=max(accuracy, accuracy_interval[1]),
         images=count,
-        images_needed=images_needed((cost_high - cost_low) / 2, cost, count, new_images),
+        images_needed=images_needed((cost_interval[1] - cost_interval[0]) / 2, cost, count, new_images),
         new_images=new_images,
         unit=table.unit,
     )
