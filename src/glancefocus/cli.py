@@ -87,7 +87,7 @@ app.command(export)
 
 @app.command
 def demo(
-    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: int = 0, json: Json = False
+    *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None, seed: int = 0, json: Json = False
 ) -> None:
     """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
 
@@ -96,7 +96,8 @@ def demo(
     Parameters
     ----------
     output
-        The folder to write; a demo that was stopped goes on there.
+        The folder to write; a demo that was stopped goes on there. Left out: the run and its bundle go to runs/signs, as those
+        of `gf train signs`; the report and some scenes to try go to demo/.
     seed
         Another seed is another run.
     """

@@ -79,15 +79,17 @@ class MissingExtra(GlancefocusError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")
+        super().__init__(
+            f"this needs the package {package!r}. Install it in your clone of glancefocus with: pip install -e '.[{extra}]'."
+        )
 
 
 class MissingEnvironment(MissingExtra):
     """An optional dependency that does not install beside the others."""
 
-    def __init__(self, package: str, requirements: str) -> None:
+    def __init__(self, package: str, environment: str) -> None:
         GlancefocusError.__init__(
             self,
-            f"this needs the package {package!r}, which has an environment of its own. Make a new one with: "
-            f"pip install {requirements} glancefocus; docs/export.md says more.",
+            f"this needs the package {package!r}, which has an environment of its own. Make it in your clone of glancefocus with: "
+            f"make environment-{environment}, and use .venv-{environment}/bin/gf; docs/export.md says more.",
         )
