@@ -3,6 +3,7 @@
 Nothing heavy is imported before a job needs it: `gf --help` is instant.
 """
 
+import contextlib
 import errno
 import os
 import sys
@@ -25,6 +26,8 @@ from glancefocus.commands.words_export import export
 from glancefocus.commands.words_predict import predict
 from glancefocus.commands.words_train import train
 from glancefocus.errors import GlancefocusError
+from glancefocus.escaping import lines_kept
+from glancefocus.files import cache_path
 
 app = cyclopts.App(
     name="gf",
@@ -116,12 +119,23 @@ def _let_threads_rest() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def _keep_caches_together() -> None:
+    """Let matplotlib and torch's compiler write their caches into ours, instead of into the home folder and the system's for all.
+
+    They read these when they are imported. Values that a user has set stay.
+    """
+    with contextlib.suppress(RuntimeError):  # there is no home folder
+        for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
+            os.environ.setdefault(variable, str(cache_path() / name))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted.
 
     arguments  None: those of this process, which then belongs to the command and may be ended by it
     """
     _let_threads_rest()
+    _keep_caches_together()
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
@@ -156,7 +170,7 @@ def _first_farewell(words: list[str]) -> str:
 
 
 def _mistake(sentence: str) -> int:
-    print(f"gf: {sentence}", file=sys.stderr)
+    print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
     return 2
 
 

@@ -110,7 +110,7 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
         rows = None if as_json else TimingRows(shown, network)
         timings = _measured(subject, batches, asked, shown, rows)
     if as_json:
-        print(json.dumps([timing.to_plain() for timing in timings], indent=1))  # noqa: T201
+        print(json.dumps([timing.to_plain() for timing in timings], indent=1, allow_nan=False))  # noqa: T201
         return
     _print(subject, timings)
     if not asked.everything and asked.runtimes is None:

@@ -24,6 +24,7 @@ from glancefocus.commands.seeing import Seen, find_files, see
 from glancefocus.data.picture_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
+from glancefocus.escaping import lines_kept
 from glancefocus.loading import load
 from glancefocus.merging import refuse_deadline
 from glancefocus.outcome import Outcome
@@ -97,7 +98,7 @@ def predict_files(bundle_folder: Path, files: Sequence[str], asked: PredictAsked
                 shown.tell("looking", summary.answered + summary.failed, len(names))
     finally:
         for text in (*errors, *(f"note: {note}" for note in notes)):
-            print(f"gf: {text}", file=sys.stderr)  # noqa: T201
+            print(f"gf: {lines_kept(text)}", file=sys.stderr)  # noqa: T201
         if len(names) > 1 and summary.answered:
             print(f"gf: {summary.words()}", file=sys.stderr)  # noqa: T201
     return 2 if errors else 0

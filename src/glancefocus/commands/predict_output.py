@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glancefocus.errors import BadSetting
+from glancefocus.escaping import lines_kept
 from glancefocus.export.standalone.answers import FIELDS, AnswerWriter
 from glancefocus.files import write_text
 
@@ -78,7 +79,9 @@ class TableOutput:
             table.add_column("note", overflow="fold")
         for said, stopped in rows:
             cells = [*self._cells(said, stopped), *(["\n".join(said["notes"])] if noted else [])]
-            table.add_row(*map(Text, cells))  # rich takes [brackets] for markup, and :words: for pictures
+            table.add_row(
+                *(Text(lines_kept(text)) for text in cells)
+            )  # rich takes [brackets] for markup, and :words: for pictures
         self.show(table)
 
     def _cells(self, said: Answer, stopped: str) -> list[str]:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,6 +16,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+from glancefocus.escaping import lines_kept
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -31,13 +34,18 @@ def notices() -> Console:
 
 
 def say(text: str) -> None:
-    """One line of text on standard output, as it is: paths stay whole."""
-    output().print(text, highlight=False, markup=False, soft_wrap=True)
+    """One line of text on standard output, as it is: paths stay whole. Control characters in it are shown, not obeyed."""
+    output().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
     """One remark on standard error, never broken into lines: its paths can be copied and searched for."""
-    notices().print(text, highlight=False, markup=False, soft_wrap=True)
+    notices().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def cell(text: str) -> str:
+    """Text from outside for a cell or a title of a table: neither rich's [markup] nor control characters do anything."""
+    return escape(lines_kept(text))
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from torch import Tensor
 from glancefocus.bundle import Bundle
 from glancefocus.data.clip_views import check_frames
 from glancefocus.data.clips import find_clips, frame_indexes, read_clip
-from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
+from glancefocus.data.pictures import MAX_BYTES, MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.video_files import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Placement, normalise_small, view_pixels
 from glancefocus.errors import BadImage
+from glancefocus.files import read_stream
 from glancefocus.memory import is_out_of_memory
 
 FRAMES_DRAWN = 4
@@ -59,7 +60,7 @@ def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> See
 
 
 def _see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> Seen:
-    source = sys.stdin.buffer.read() if name == "-" else name
+    source = _standard_input() if name == "-" else name
     if bundle.settings.frames > 1:
         return _see_clip(bundle, name, source, max_pixels, drawing)
     return see_picture(bundle, name, read_picture(source, max_pixels=max_pixels or MAX_PIXELS), drawing)
@@ -71,6 +72,13 @@ def see_picture(bundle: Bundle, name: str, picture: Image.Image, drawing: bool) 
     pixels, placement = view_pixels(picture, view, bundle.least_px)
     notes = (placement.note,) if placement.note else ()
     return Seen(name, [picture] if drawing else [], normalise_small(pixels, view), placement, notes)
+
+
+def _standard_input() -> bytes:
+    try:
+        return read_stream(sys.stdin.buffer, MAX_BYTES)
+    except OSError as error:
+        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None
 
 
 def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | None, drawing: bool) -> Seen:

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
+from glancefocus.commands.words import BundleName, Json, LightWeights, Runtime, Threads
 from glancefocus.errors import BadSetting, UnknownName
 
 
 def predict(
-    bundle: Path,
+    bundle: BundleName,
     files: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,  # a lone - is standard input
     *,
     looks: int | None = None,
@@ -43,8 +43,6 @@ def predict(
 
     Parameters
     ----------
-    bundle
-        A folder written by training or by `gf import`.
     files
         Image files, folders, or - for one image on standard input. For a network of clips video files, folders of frames, and
         folders of these.
@@ -97,6 +95,7 @@ def predict(
         raise BadSetting("max-frames says when a --camera ends. Leave it out, or name one.")
     from glancefocus.commands.predict import PredictAsked, predict_files
     from glancefocus.commands.predict_output import chosen_form
+    from glancefocus.hub import local_folder
 
     asked = PredictAsked(
         looks=looks,
@@ -118,8 +117,8 @@ def predict(
     if camera is not None:
         from glancefocus.commands.camera import predict_camera
 
-        return predict_camera(bundle, camera, asked, max_frames)
-    return predict_files(bundle, files or [], asked)
+        return predict_camera(local_folder(bundle), camera, asked, max_frames)
+    return predict_files(local_folder(bundle), files or [], asked)
 
 
 def _numbers(words: list[str]) -> list[float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from glancefocus.escaping import one_line
 from glancefocus.outcome import Outcome
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, each with the ink that reads best on it.
@@ -207,7 +208,7 @@ def _wrapped(text: str, font: _Font, room_px: int) -> list[str]:
     """The text in lines of at most room_px, broken at blanks, and within a word that is too long by itself."""
     lines: list[str] = []
     line = ""
-    for letter in " ".join(text.splitlines()):
+    for letter in one_line(" ".join(text.splitlines())):
         if line and font.getlength(line + letter) > room_px:
             head, blank, tail = line.rpartition(" ")
             broken_at_blank = bool(blank and head.strip()) and letter != " "
