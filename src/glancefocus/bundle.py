@@ -196,7 +196,7 @@ class Bundle:
                   smaller than a patch is upscaled, which outcome.notes says.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
         deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
-        merge        what is not sure looks on together with that of other batches; the answers are the same
+        merge        undecided pictures of several batches are pooled; the answers are the same
         """
         started = time.perf_counter()
         if deadline_ms is not None:
@@ -231,7 +231,7 @@ class Bundle:
         wait_ms: float | None = None,
         **stopping: Any,
     ) -> Iterator[Outcome]:
-        """An outcome for every batch of a stream of pictures, in their order; what is not sure looks on together.
+        """An outcome for every batch of a stream of pictures, in their order; undecided pictures are pooled.
 
         pictures    as predict takes them, one after the other; None: nothing has come, so a batch that is begun is not waited for
         batch_size  pictures glanced at together

@@ -91,7 +91,7 @@ for verb in (predict, train, evaluate, budget, bench, export):
 @app.command
 @read_by_type
 def demo(
-    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: Seed = 0, json: Json = False
+    *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None, seed: Seed = 0, json: Json = False
 ) -> None:
     """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
 
@@ -100,7 +100,8 @@ def demo(
     Parameters
     ----------
     output
-        The folder to write; a demo that was stopped goes on there.
+        The folder to write; a demo that was stopped goes on there. Left out: the run and its bundle go to runs/signs, as those
+        of `gf train signs`; the report and some scenes to try go to demo/.
     seed
         Another seed is another run.
     """

@@ -106,11 +106,11 @@ class MissingPackage(MissingExtra):
 class MissingEnvironment(MissingExtra):
     """An optional dependency that does not install beside the others."""
 
-    def __init__(self, package: str, requirements: str) -> None:
+    def __init__(self, package: str, environment: str) -> None:
         GlancefocusError.__init__(
             self,
-            f"this needs the package {package!r}, which has an environment of its own. Make a new one with: "
-            f"{install_command(None, requirements)}; docs/export.md says more.",
+            f"this needs the package {package!r}, which has an environment of its own. Make it in your clone of glancefocus with: "
+            f"make environment-{environment}, and use .venv-{environment}/bin/gf; docs/export.md says more.",
         )
 
 

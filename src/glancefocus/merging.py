@@ -1,4 +1,4 @@
-"""Streams of small batches whose unsure rows look on together: whoever leaves makes room for others, and focus batches stay full.
+"""Streams of small batches whose undecided rows are pooled: rows that leave make room for others, and focus batches stay full.
 
 The loop is the one of adaptive.py. Between its halves the rows that stay may wait for those of other batches at the same look.
 """
@@ -86,7 +86,7 @@ class MergedLooks:
         self._rows = 0
 
     def add(self, scene: Scene) -> None:
-        """Glance at a scene; whoever is not sure waits for the next look."""
+        """Glance at a scene; rows below their threshold wait for the next look."""
         came = self.clock()
         look = self.exit_rule.calibrated(self.net.glance(scene))
         first_row = self._rows

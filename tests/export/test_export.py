@@ -54,11 +54,11 @@ def test_an_export_holds_graphs_loop_description_and_readme(onnx_folder: Path, d
 def test_every_way_of_looking_was_compared(onnx_folder: Path, described: Described) -> None:
     compared = described(onnx_folder)["compared"]
     assert compared["source"] == "made-up pictures"
-    assert list(compared["ways"]) == ["stopping when sure", "every look"]
+    assert list(compared["ways"]) == ["stopping above thresholds", "every look"]
     for found in compared["ways"].values():
         assert (found["images"], found["same_answers"], found["same_looks"]) == (32, 32, 32)
         assert found["confidence_difference"] < 1e-5
-    assert compared["ways"]["stopping when sure"]["exits_per_look"][0] == 16
+    assert compared["ways"]["stopping above thresholds"]["exits_per_look"][0] == 16
     assert compared["ways"]["every look"]["exits_per_look"] == [0, 0, 32]
 
 
@@ -80,7 +80,7 @@ def test_the_command_compares_on_the_images_that_are_named(
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["graphs"] == ["glance.xml", "aim_32.xml", "focus.xml"]
-    own = told["compared"]["ways"]["stopping when sure"]
+    own = told["compared"]["ways"]["stopping above thresholds"]
     assert (own["images"], own["same_answers"], own["same_looks"]) == (9, 9, 9)
     assert own["accuracy_before"] == own["accuracy_after"] == 1.0  # the folders are named as the network answers
     assert described(tmp_path / "out")["runtime"] == "openvino"
@@ -208,7 +208,7 @@ def test_int8_graphs_are_smaller_and_their_accuracy_is_told(
     assert told == described(tmp_path / "out")["int8"]
     assert told["covers"] in ("everything", "convolutions")
     assert (told["accuracy_before"], told["calibration_images"], told["images"]) == (1.0, 12, 12)
-    assert told["accuracy_after"] == about["compared"]["ways"]["stopping when sure"]["accuracy_after"]
+    assert told["accuracy_after"] == about["compared"]["ways"]["stopping above thresholds"]["accuracy_after"]
     whole = {file.name for file in onnx_folder.iterdir()}
     assert {file.name for file in (tmp_path / "out").iterdir()} == whole - {"looks.onnx"}  # that is of full precision
     assert "one_graph" not in about

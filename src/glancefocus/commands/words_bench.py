@@ -22,7 +22,8 @@ def bench(
     light_policy: Annotated[bool, Parameter(negative="")] = False,
     light_weights: bool | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
-    rounds: Rounds = 7,
+    rounds: Rounds | None = None,
+    everything: Annotated[bool, Parameter(name="--all", negative="")] = False,
     split: Literal["train", "val", "test", "all"] | None = None,
     json: Json = False,
 ) -> None:
@@ -38,10 +39,10 @@ def bench(
         Labelled images, as for `gf evaluate`: thresholds are then such that glancefocus is as accurate as the backbone. Left out:
         images are noise, and leave after each look in given shares.
     runtime
-        Inference backend: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: all that are
-        installed, on a CPU without compile.
+        Inference backends: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: eager, onnx
+        and openvino where they are installed.
     batch
-        Images looked at together; several are measured. Left out: 1 64 128.
+        Images looked at together; several are measured. Left out: 1 32.
     threads
         Threads of the CPU. Left out: 1 for batches of one image, as on a phone, otherwise one for each core.
     exits
@@ -55,11 +56,14 @@ def bench(
         For presets: a small policy, 1x1 convolution to 32 channels, 256 units.
     light_weights
         int8 weights in classifier and policy (eager, onnx) and in the encoders' last layers (onnx), for small batches. Left out:
-        both with and without them where all runtimes are measured, and without them in runtimes that are named.
+        without them; both with and without them for --all.
     setting
         For presets: name=value of the network, such as policy.units=128; may be given several times.
     rounds
-        Measured rounds; backbone and glancefocus once in each.
+        Measured rounds; backbone and glancefocus once in each. Left out: 3 to 7, so that everything takes about two minutes.
+    everything
+        Measure all that there is: all runtimes installed (on a CPU without compile), with and without light weights, batches of
+        1, 64 and 128, 7 rounds.
     split
         With data, which images to measure on: train, val, test or all. Left out: as for `gf evaluate`. Other images, or one half
         of these, choose the thresholds.
@@ -69,7 +73,7 @@ def bench(
 
     asked = BenchAsked(
         runtimes=None if runtime is None else _words(runtime),
-        batches=(1, 64, 128) if batch is None else batch,
+        batches=batch,
         threads=threads,
         exits=exits,
         budget_macs=budget_macs,
@@ -78,6 +82,7 @@ def bench(
         light_weights=light_weights,
         changes=setting or (),
         rounds=rounds,
+        everything=everything,
         split=split,
     )
     bench_network(str(local_folder(network)), data, asked, as_json=json)

@@ -32,7 +32,7 @@ class Deadline:
 class ExitRule:
     """Stop once the score is above the threshold of this look (paper, section 3.1); the last look always leaves.
 
-    thresholds    one for each look. The last one stops nothing: it only says whether an image left sure or out of looks
+    thresholds    one for each look. The last one stops nothing: it only says whether an image is above it (`sure`) or out of looks
                   (0 or less: always out of looks).
     score         what is compared with them
     temperatures  one for each look: what its logits are divided by first (calibration); None: left as they are
@@ -80,14 +80,14 @@ class ExitRule:
         return replace(look, logits=look.logits / self.temperatures[look.number - 1], known_best=None)
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
-        """(B,) bool: sure enough to stop."""
+        """(B,) bool: the score is above the threshold of this look, however large that is."""
         threshold = self.threshold(look.number)
         if look.number == self.looks and (threshold <= 0 or self.score.needs_aim):
             return torch.zeros(look.count, dtype=torch.bool, device=look.logits.device)
         return self.score.of(look, aim) > threshold
 
     def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
-        """(B,) bool: those who are sure, where that is known already; everybody at the last look, and when time is up."""
+        """(B,) bool: rows above their threshold, where that is known already; all rows at the last look, and when time is up."""
         sure = self.sure(look) if sure is None else sure
         last = look.number >= self.looks or (self.deadline is not None and not self.deadline.allows_another(look))
         return torch.ones_like(sure) if last else sure
@@ -128,7 +128,7 @@ class SizeRule(ExitRule):
         return max(self.thresholds[number - 1])
 
     def next_px(self, look: Look) -> Tensor:
-        """(B,) int64: the size of the next patch of every row, none of which is sure."""
+        """(B,) int64: the size of the next patch of every row, none of which stops here."""
         thresholds = torch.tensor(self.thresholds[look.number - 1], device=look.logits.device)
         ordered, order = thresholds.sort(stable=True)
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
