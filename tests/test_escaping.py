@@ -56,10 +56,11 @@ def test_whatever_the_text_it_stays_on_its_line(text: str) -> None:
     assert not set("<>") & set(markdown(text))
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-1+1", "@SUM(A1)", "-", "\t=1"])
 def test_a_spreadsheet_does_not_take_a_name_for_a_formula(text: str) -> None:
     assert not csv_cell(text).startswith(("=", "+", "-", "@", "\t"))
-    assert csv_cell("cat") == "cat"
+    for text in ("cat", "-1", "+0.5"):
+        assert csv_cell(text) == text
 
 
 def test_names_that_are_not_utf8_are_known() -> None:

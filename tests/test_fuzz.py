@@ -4,6 +4,7 @@ GLANCEFOCUS_FUZZ=2000 tries as many examples of each.
 """
 
 import copy
+import gzip
 import json
 import os
 import resource
@@ -26,6 +27,8 @@ from hypothesis import strategies as st
 
 import glancefocus as gf
 from glancefocus.bundle import Bundle
+from glancefocus.data.content import DIGEST_DIGITS, Content
+from glancefocus.data.split_record import RecordedFile, SplitRecord
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.errors import GlancefocusError
 from glancefocus.latency import Latency, device_name
@@ -351,3 +354,27 @@ def test_any_look_record(data: st.DataObject, record_folder: Path, tmp_path_fact
         for score in ("confidence", "entropy", "value", "random"):
             table = record.table((1, 2, 3), score=score)
             json.dumps(table.point(table.stay()), allow_nan=False)
+
+
+@pytest.fixture(scope="module")
+def split_lines() -> list[Any]:
+    files = [RecordedFile(split, f"{split}/{n}.png", n % 2, Content(100 + n, f"{n:0{DIGEST_DIGITS}x}"))
+             for n, split in enumerate(("train", "train", "val", "test"))]  # fmt: skip
+    record = SplitRecord.of("photos", ("cat", "dog"), files, val_share=0.2, seed=0)
+    return [json.loads(line) for line in gzip.decompress(record.packed).splitlines()]
+
+
+@tries(200)
+@given(data=st.data())
+def test_any_record_of_a_split(
+    data: st.DataObject, split_lines: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made = data.draw(changed(split_lines))
+    file = tmp_path_factory.getbasetemp() / "split.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in made).encode(), 1))
+    _damage(file, data.draw(DAMAGE))
+    with bounded(), suppress(GlancefocusError):
+        record = SplitRecord(file.read_bytes(), "split.jsonl.gz")
+        assert len(record.classes) >= 0
+        assert record.may_know(100) in (True, False)
+        record.with_choosing(("val",))

@@ -1,5 +1,6 @@
 """A bundle from a stranger can neither write to files of the user, nor reach the network, nor take the machine down."""
 
+import io
 import json
 import os
 import socket
@@ -19,8 +20,14 @@ from glancefocus import bundle_files
 from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import DataSettings
 from glancefocus.errors import BadBundle
+from glancefocus.evaluation.aims import noted_aims
+from glancefocus.evaluation.by_class import Answers, accuracy_by_class, frequent_confusions
 from glancefocus.evaluation.choosing import Records
+from glancefocus.evaluation.class_report import class_rows, class_sections
+from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
+from glancefocus.evaluation.full_report import noted_images, read_metrics
 from glancefocus.export.samples import open_splits
+from glancefocus.export.standalone.answers import AnswerWriter
 from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]
@@ -229,3 +236,69 @@ def test_names_with_commands_for_terminals_are_shown_as_text(
     assert "\x1b" not in said
     assert r"\x1b]0;owned\x07[red]" in said.replace(" ", "")
     assert "\x1b" not in gf_command("predict", folder, tmp_path / "none\x1b[31m.png", code=2)
+
+
+def test_notes_that_a_report_would_show_are_checked() -> None:
+    for notes, sentence in (
+        ({"images": 3}, "notes.images must be a table"),
+        ({"images": {"train": "many"}}, "notes.images.train must be a whole number from 0 to .*, but got 'many'"),
+    ):
+        with pytest.raises(BadBundle, match=sentence):
+            noted_images(notes)
+    for aims, sentence in (
+        (3, "notes.aims must be a table"),
+        ({"better": 1, "sentence": "x"}, "notes.aims.better must be true or false, but got 1"),
+        ({"better": True}, "notes.aims.sentence is missing"),
+    ):
+        with pytest.raises(BadBundle, match=sentence):
+            noted_aims({"aims": aims})
+    assert noted_images({}) == {}
+    assert noted_aims({}) is None
+
+
+def test_of_a_journal_beside_a_bundle_only_rows_that_can_be_drawn_are_read(tmp_path: Path) -> None:
+    good = {"stage": "aim", "stage_number": 2, "loss": 0.5, "val_accuracy": [0.5, 0.75]}
+    rows = [
+        *(good, {**good, "loss": "low"}, {**good, "val_accuracy": [[]]}, {**good, "val_accuracy": [1e300]}, [good], 3),
+        *({**good, "stage_number": "one"}, {**good, "stage": "$\\frac$"}),
+    ]
+    text = "\n".join([*map(json.dumps, rows), "{", "[" * 10_000, '{"stage": NaN}', json.dumps(good)[:-5]])
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = read_metrics(tmp_path)
+    assert found == [good, {**good, "stage": r"\$\frac\$"}]
+    as_svg(training_figure(found))
+    as_svg(loss_figure(found))
+    (tmp_path / "metrics.jsonl").unlink()
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert read_metrics(tmp_path) == []
+
+
+def test_class_names_are_text_in_reports_figures_and_csv() -> None:
+    names = ("=cmd|x", "<b>$\\frac$</b>", "cat\x1b[31m\n")
+    answers = Answers(names, *(np.array(each) for each in ([0, 1, 2, 2], [0, 2, 2, 1], [0.5] * 4, [0] * 4)))
+    page = "".join(class_sections(answers))
+    assert "<b>" not in page
+    assert [name for name, *_ in frequent_confusions(answers, 5)] == [names[1], names[2]]
+    assert {row["class"]: row["accuracy"] for row in class_rows(answers)} == {
+        names[0]: 1.0,
+        names[1]: 0.0,
+        names[2]: 0.5,
+    }
+
+
+def test_many_classes_take_no_square_of_memory() -> None:
+    names = tuple(map(str, range(60_000)))  # the square of it would be 29 GB of counts
+    answers = Answers(names, *(np.array(each) for each in ([59_999, 5], [3, 5], [0.5, 0.5], [0, 0])))
+    assert frequent_confusions(answers, 3) == [("59999", "3", 1)]
+    assert [(row.name, row.right) for row in accuracy_by_class(answers)] == [("59999", 0), ("5", 1)]
+
+
+def test_answers_in_csv_are_no_formulas_and_json_has_no_nan() -> None:
+    stream = io.StringIO()
+    AnswerWriter(stream, "csv", ("file", "label", "confidence")).write(
+        {"file": "=x.png", "label": "-1", "confidence": 0.5}
+    )
+    assert stream.getvalue().splitlines()[1] == "'=x.png,-1,0.5,"
+    for form in ("json", "jsonl", "csv"):
+        with pytest.raises(ValueError, match="JSON compliant"):
+            AnswerWriter(io.StringIO(), form, ("file", "confidence")).write({"file": "a", "confidence": float("nan")})

@@ -12,7 +12,7 @@ import unicodedata
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~@$]|^[#+=-]|:(?=//)|(?<=www)\.)")
 _NUMBERED = re.compile(r"^([0-9]{1,9})([.)])(?= |$)")
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9.]+$)")  # a number such as -1 is none
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, format, surrogate, private, unassigned, line, paragraph
 _JOINERS = "\u200c\u200d"  # of format, but part of words and of many emoji
 
@@ -38,7 +38,12 @@ def markdown(text: str, most: int | None = None) -> str:
 def csv_cell(text: str) -> str:
     """The text with an apostrophe in front where a spreadsheet would take it for a formula."""
     line = one_line(text)
-    return f"'{line}" if line.startswith(_FORMULA) else line
+    return f"'{line}" if _FORMULA.match(line) else line
+
+
+def figure_text(text: str) -> str:
+    """The text for a label in a figure of matplotlib, which takes what is between dollar signs for formulas."""
+    return one_line(text).replace("$", r"\$")
 
 
 def is_writable_text(text: str) -> bool:

@@ -13,7 +13,7 @@ from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import summary_tables
-from glancefocus.evaluation.full_report import Training, read_metrics, write_report_page
+from glancefocus.evaluation.full_report import Training, noted_images, read_metrics, write_report_page
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.rivals import tuned_files
@@ -71,7 +71,7 @@ def evaluate_bundle(
             title=f"{folder} on {source}",
             record=record,
             split=None if records.made_before is not None else records.split(name),
-            training=Training(read_metrics(run), bundle.notes.get("images", {})),
+            training=Training(read_metrics(run), noted_images(bundle.notes)),
         )
     if as_json:
         print(json.dumps(findings.to_plain(), indent=1, allow_nan=False))  # noqa: T201

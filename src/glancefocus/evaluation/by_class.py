@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.errors import BadData
 from glancefocus.evaluation.assess import look_table, own_thresholds, with_interval
 
 
@@ -48,6 +49,9 @@ class ClassAccuracy:
 
 def answers_of(bundle: Bundle, record: LookRecord) -> Answers:
     """The answers at the look where each image stops."""
+    count = len(bundle.classes)
+    if int(record.label.max()) >= count or int(record.answer.max()) >= count:
+        raise BadData(f"the look record has classes beyond the {count} of the bundle. Remove the record.")
     table = look_table(bundle, record)
     nodes = table.exits(np.asarray(own_thresholds(bundle), dtype=np.float32))
     rows = np.arange(len(table))
@@ -62,7 +66,7 @@ def answers_of(bundle: Bundle, record: LookRecord) -> Answers:
 
 
 def confusion(answers: Answers) -> NDArray[np.int64]:
-    """(classes, classes) how many images of each class (row) were answered with each (column)."""
+    """(classes, classes), so only for a few of them: how many images of each class (row) were answered with each (column)."""
     count = len(answers.classes)
     flat = np.bincount(answers.label * count + answers.answer, minlength=count * count)
     return flat.reshape(count, count)
@@ -70,10 +74,11 @@ def confusion(answers: Answers) -> NDArray[np.int64]:
 
 def accuracy_by_class(answers: Answers) -> list[ClassAccuracy]:
     """Every class that has images, the worst first."""
-    table = confusion(answers)
+    count = len(answers.classes)
+    of_class = np.bincount(answers.label, minlength=count)
+    right_of_class = np.bincount(answers.label[answers.right], minlength=count)
     rows = []
-    for index, name in enumerate(answers.classes):
-        images, right = int(table[index].sum()), int(table[index, index])
+    for name, images, right in zip(answers.classes, of_class.tolist(), right_of_class.tolist(), strict=True):
         if images:
             point = with_interval({"accuracy": right / images}, images)
             rows.append(
@@ -84,11 +89,10 @@ def accuracy_by_class(answers: Answers) -> list[ClassAccuracy]:
 
 def frequent_confusions(answers: Answers, most: int) -> list[tuple[str, str, int]]:
     """(class, answer, images) of the most frequent mistakes."""
-    table = confusion(answers).copy()
-    np.fill_diagonal(table, 0)
-    order = np.argsort(-table, axis=None, kind="stable")[:most]
-    pairs = [np.unravel_index(place, table.shape) for place in order]
-    return [(answers.classes[a], answers.classes[b], int(table[a, b])) for a, b in pairs if table[a, b] > 0]
+    wrong = ~answers.right
+    pairs, counts = np.unique(np.stack([answers.label[wrong], answers.answer[wrong]]), axis=1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    return [(answers.classes[pairs[0, i]], answers.classes[pairs[1, i]], int(counts[i])) for i in order]
 
 
 def worst_mistakes(answers: Answers, most: int) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from glancefocus.escaping import figure_text
 from glancefocus.evaluation.by_class import Answers, accuracy_by_class, confusion, frequent_confusions, shortened
 from glancefocus.evaluation.figures import as_svg
 from glancefocus.evaluation.report import table_html
@@ -63,7 +64,7 @@ def confusion_figure(answers: Answers) -> Figure:
     """The confusion matrix, shaded by the share of each class; numbers where there is room for them."""
     counts = confusion(answers)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    names = shortened(answers.classes)
+    names = [figure_text(name) for name in shortened(answers.classes)]
     side = min(11.0, 2.6 + 0.42 * len(names))
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.add_subplot()

@@ -1,15 +1,18 @@
 """The whole report of a bundle on labelled images: what was found, classes, mistakes, a gallery, and how it was trained."""
 
+import contextlib
 import html
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle import Bundle
+from glancefocus.costs import MOST_LOOKS
 from glancefocus.data.splits import Split
 from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.escaping import figure_text, one_line
 from glancefocus.evaluation.by_class import Answers, answers_of, examples, worst_mistakes
 from glancefocus.evaluation.class_report import class_rows, class_sections
 from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
@@ -17,8 +20,11 @@ from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import write_findings
 from glancefocus.evaluation.galleries import draw_rows, sheet_of_views
 from glancefocus.evaluation.report import gallery_sections, table_html
+from glancefocus.files import read_file
+from glancefocus.typed import Fields, number_of, parse_json
 
 EXAMPLES_EACH, MISTAKES = 4, 8
+_MOST_JOURNAL_BYTES, _MOST_SPLITS = 64 << 20, 20
 
 
 @dataclass(frozen=True)
@@ -67,17 +73,33 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The rows of a run's journal that can be read; none where there is no journal."""
     rows = []
     try:
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = read_file(run / "metrics.jsonl", _MOST_JOURNAL_BYTES).split(b"\n")
+    except OSError:
         return []
     for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut off
-        if isinstance(row, dict) and isinstance(row.get("val_accuracy"), list) and "stage" in row:
-            rows.append(row)
+        with contextlib.suppress(BadSetting):  # cut off, or of something else
+            rows.append(_read_row(parse_json(line)))
     return rows
+
+
+def _read_row(plain: Any) -> dict[str, Any]:
+    """What is drawn of an epoch: its stage, loss and accuracies, checked."""
+    fields = Fields(plain, "row")
+    row: dict[str, Any] = {
+        "stage": figure_text(fields.text("stage", 100)),
+        "stage_number": fields.whole("stage_number", 0, 10_000),
+        "val_accuracy": fields.listed("val_accuracy", MOST_LOOKS, lambda value, name: number_of(value, name, 0.0, 1.0)),
+    }
+    return row | ({"loss": fields.number("loss", -1e9, 1e9)} if "loss" in fields.plain else {})
+
+
+def noted_images(notes: Mapping[str, Any]) -> dict[str, int]:
+    """How many images each split had in training, as a bundle's notes say; checked."""
+    try:
+        fields = Fields(notes.get("images", {}), "notes.images")
+        return {one_line(name, 100): fields.whole(name, 0, 10**12) for name in list(fields.plain)[:_MOST_SPLITS]}
+    except BadSetting as error:
+        raise BadBundle(f"the bundle is damaged: {error}") from None
 
 
 def _pictures(bundle: Bundle, split: Split, answers: Answers) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from glancefocus.escaping import one_line
 from glancefocus.evaluation.report import table_html
 from glancefocus.evaluation.verdict import macs_words
 
@@ -18,7 +19,9 @@ def verdict_table(verdict: Plain) -> Table | None:
     """Backbone, resized, cascade and glancefocus, dearest backbone first; None where nothing was compared."""
     if not verdict["points"]:
         return None
-    table = Table(title=f"glancefocus and its rivals on {verdict['images']:,} images ({escape(str(verdict['data']))})")
+    table = Table(
+        title=f"glancefocus and its rivals on {verdict['images']:,} images ({escape(one_line(str(verdict['data'])))})"
+    )
     table.add_column("")
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -67,9 +68,9 @@ class AnswerWriter:
                 self._rows.writerow(self.columns)
             self._rows.writerow([_cell(said.get(name)) for name in self.columns])
         elif self.form == "jsonl":
-            self.stream.write(json.dumps(said) + "\n")
+            self.stream.write(json.dumps(said, allow_nan=False) + "\n")
         else:
-            inner = "\n".join(f" {line}" for line in json.dumps(said, indent=1).splitlines())
+            inner = "\n".join(f" {line}" for line in json.dumps(said, indent=1, allow_nan=False).splitlines())
             self.stream.write(("[\n" if self.count == 0 else ",\n") + inner)
         self.count += 1
         self.stream.flush()
@@ -84,7 +85,10 @@ class AnswerWriter:
 
 
 def _cell(value: Any) -> Any:
-    """As JSON writes it, but for plain text and for what is not there."""
+    """As JSON writes it, but for plain text and for what is not there.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front; numbers such as -1 do not.
+    """
     if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value)
+        return f"'{value}" if value and re.match(r"[=@\t\r]|[+-](?![0-9.]+$)", value) else value or ""
+    return json.dumps(value, allow_nan=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from glancefocus.export.standalone.answers import AnswerWriter
@@ -92,7 +93,11 @@ def _answers(
         if isinstance(one, str):
             yield {"file": str(path), "error": one}
         else:
-            yield looker.answer(str(path), next(rows), topk)
+            row = next(rows)
+            if np.isfinite(row.logits).all():
+                yield looker.answer(str(path), row, topk)
+            else:
+                yield {"file": str(path), "error": f"{path}: the network's answer is not a number"}
 
 
 if __name__ == "__main__":
