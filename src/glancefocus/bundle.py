@@ -18,6 +18,7 @@ from glancefocus.bundle_files import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
     fingerprint_of,
+    read_network,
     read_settings,
     read_split,
     read_weights,
@@ -33,6 +34,7 @@ from glancefocus.data.views import Picture, Placement, notes_of, several, view_a
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
+from glancefocus.files import write_text
 from glancefocus.hub import hub_name, publish
 from glancefocus.latency import Latency, device_name
 from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
@@ -45,7 +47,7 @@ from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_wo
 from glancefocus.runtimes.forking import check_threads
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stopping import Stopping
 
 
@@ -306,7 +308,11 @@ class Bundle:
         return as_scene([image.to(self.device) for image in images], self.settings.view)
 
     def _named(self, outcome: Outcome, rule: ExitRule) -> Outcome:
-        """The outcome with what the bundle and the rule know of it."""
+        """The outcome with what the bundle and the rule know of it; answers that are not numbers are refused."""
+        if not bool(outcome.logits.isfinite().all()):
+            raise BadBundle(
+                "the network's answers are NaN or infinite: its weights are too large, or broken. Train or import it again."
+            )
         thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
         return replace(outcome, classes=self.classes, costs=self.costs, thresholds=thresholds, score=rule.score.name)
 
@@ -326,9 +332,7 @@ class Bundle:
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
-                aside = folder / f".{name}"
-                aside.write_text(text, encoding="utf-8")
-                aside.replace(folder / name)
+                write_text(folder / name, text)
             update_split(folder, self.split)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
@@ -373,22 +377,18 @@ class Bundle:
         """The bundle in a folder; what is missing, damaged or foreign is said."""
         folder = Path(folder)
         check_threads()
-        plain = read_settings(folder)
-        try:
-            settings = from_plain(NetworkSettings, plain.get("network"), "network")
-            costs = Costs.from_plain(plain.get("costs", {}))
-        except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
-        tensors = read_weights(folder, shared_encoder=settings.shared_encoder)
+        plain, file = read_settings(folder), folder / SETTINGS_FILE
+        settings = read_network(plain, file)
+        told = told_beside_the_network(plain, file, settings)
+        tensors = read_weights(folder, settings)
         try:
             net = build(settings)
             load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))
         except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
+            raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        split = read_split(folder)
-        return Bundle(net=net, costs=costs, split=split, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+        return Bundle(net=net, split=read_split(folder), **told)
 
 
 def _check_batch(batch_size: int) -> None:

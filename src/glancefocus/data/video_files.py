@@ -193,25 +193,15 @@ class VideoFile:
             yield packet
 
     def _picture(self, frame: Any) -> Image.Image:
-        """The frame upright, in RGB, transparency on white, as a viewer would show it."""
-        self._check_size(frame.width, frame.height)  # a stream may change its size half way
-        try:
-            if any(component.is_alpha for component in frame.format.components):
-                picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
-            else:
-                picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
-        except (self._av.error.FFmpegError, ValueError, MemoryError) as error:
-            raise BadClip(f"a frame of {self.name} cannot be turned into a picture ({_reason(error)}).") from None
-        matrix = frame.side_data.get("DISPLAYMATRIX")
-        turn = None if matrix is None else _TURNS.get(_orientation(bytes(matrix)))
-        return picture if turn is None else picture.transpose(turn)
+        return frame_picture(self._av, frame, self.name, self.limits.pixels)
 
     def _read_timetable(self) -> _Timetable:
         shown: list[int] = []
         keys: list[int] = []
         timed = True
         with self._opened() as (container, stream):
-            self._check_size(int(stream.codec_context.width), int(stream.codec_context.height))
+            size = int(stream.codec_context.width), int(stream.codec_context.height)
+            _check_size(*size, self.name, self.limits.pixels)
             promised = int(stream.frames)
             for packet in self._packets(container, stream):
                 if not packet.size or packet.is_discard or packet.is_corrupt:
@@ -227,13 +217,6 @@ class VideoFile:
             raise BadClip(f"{self.name} has a video stream without frames, or is cut off. Save or download it again.")
         exact = timed and ordered and bool(keys) and len(set(shown)) == len(shown) and min(keys) == min(shown)
         return _Timetable(sorted(shown), sorted(keys), exact, max(0, promised - len(shown)))
-
-    def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.limits.pixels:
-            raise BadClip(
-                f"{self.name} has frames of {width}x{height} px, more than the limit of {self.limits.pixels:,} pixels. "
-                "Make it smaller, or raise the limit if you trust it."
-            )
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:
@@ -260,6 +243,32 @@ class VideoFile:
             if streams[0].codec_context is None:
                 raise BadClip(f"{self.name} is in a format that nothing here can decode. Convert it to MP4.")
             yield container, streams[0]
+
+
+def frame_picture(av: Any, frame: Any, name: str, max_pixels: int) -> Image.Image:
+    """The frame upright, in RGB, transparency on white, as a viewer would show it.
+
+    av  the module of PyAV
+    """
+    _check_size(frame.width, frame.height, name, max_pixels)  # a stream may change its size half way
+    try:
+        if any(component.is_alpha for component in frame.format.components):
+            picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
+        else:
+            picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    except (av.error.FFmpegError, ValueError, MemoryError) as error:
+        raise BadClip(f"a frame of {name} cannot be turned into a picture ({_reason(error)}).") from None
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    turn = None if matrix is None else _TURNS.get(_orientation(bytes(matrix)))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _check_size(width: int, height: int, name: str, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise BadClip(
+            f"{name} has frames of {width}x{height} px, more than the limit of {max_pixels:,} pixels. "
+            "Make it smaller, or raise the limit if you trust it."
+        )
 
 
 def _orientation(matrix: bytes) -> tuple[bool, bool, bool]:

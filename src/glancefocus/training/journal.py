@@ -1,15 +1,19 @@
 """What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from glancefocus.errors import BadRun
+from glancefocus.escaping import lines_kept
 from glancefocus.training.plan_words import duration
 from glancefocus.training.trackers import Trackers
 
@@ -42,7 +46,7 @@ class Journal:
     def rewind(self, length: int) -> None:
         """Forget what was written after the checkpoint that a run goes on from: it will be written again."""
         if self.writes and self.file.exists():
-            with self.file.open("r+b") as stream:
+            with self._said(), self._open(os.O_RDWR) as stream:
                 stream.truncate(min(length, self.length))  # never longer than it is: that would fill it with zeros
 
     @property
@@ -77,13 +81,8 @@ class Journal:
     def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
         if self.writes:
-            try:
+            with self._said():
                 self._write(row)
-            except OSError as error:
-                raise BadRun(
-                    f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
-                    "Make room on the disk and run the same command again."
-                ) from error
         self.console.print(
             f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
             f"{row.get('images_per_s', 0):,.0f} img/s  {self._left()}".rstrip(),
@@ -92,15 +91,31 @@ class Journal:
         )
 
     def _write(self, row: dict[str, Any]) -> None:
-        with self.file.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
+        with self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream:
+            stream.write(json.dumps(row).encode() + b"\n")
         if self._trackers is not None:
             epochs_done = self.file.read_bytes().count(b"\n")
             for problem in self._trackers.log(row, epochs_done):
                 self.say(problem)
 
+    def _open(self, flags: int) -> BinaryIO:
+        """The metrics, never through a link."""
+        descriptor = os.open(self.file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
+        return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab")
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """What cannot be written is a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise BadRun(
+                f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
+                "Make room on the disk and run the same command again."
+            ) from error
+
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
@@ -148,3 +163,22 @@ def _brief(numbers: dict[str, Any]) -> str:
         elif value is not None:
             parts.append(f"{word} {value:.3f}")
     return "  ".join(parts)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics, one an epoch; a last line that was cut off is left out."""
+    file = folder / METRICS_FILE
+    try:
+        lines = file.read_bytes().split(b"\n") if file.is_file() else []
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read ({error.strerror or error}).") from None
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line break is nothing, or cut off
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("stage"), str):
+            raise BadRun(f"{file} is damaged: line {number} is not a table with a stage.")
+        rows.append(row)
+    return rows
