@@ -11,15 +11,15 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "files", "interrupts", "torchvision_whole", "memory", "resize"}, False),
+    ({"glancefocus", "errors", "escaping", "files", "interrupts", "torchvision_whole", "memory", "resize"}, False),
     (
-        {"ranges", "settings", "scene", "look", "costs", "latency"},
+        {"ranges", "settings", "typed", "scene", "look", "costs", "latency"},
         True,
     ),  # the words: a look holds a scene, a scene is resized by a setting
     ({"network", "early_exit", "data", "outcome"}, False),
     ({"runtimes"}, False),
     (
-        {"adaptive", "merging", "bundle", "bundle_files", "loading", "model_card", "stopping"},
+        {"adaptive", "merging", "bundle", "bundle_files", "hub", "loading", "model_card", "stopping"},
         True,
     ),  # a bundle runs the loop
     ({"evaluation", "export"}, False),

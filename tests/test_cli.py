@@ -17,6 +17,7 @@ from PIL import Image
 from glancefocus.bundle import Bundle
 from glancefocus.cli import main
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
+from glancefocus.export.standalone.answers import FIELDS
 from glancefocus.look import Aim, Look
 from glancefocus.network.glance_focus import GlanceFocus
 
@@ -155,9 +156,7 @@ def test_predict_answers_files_and_folders(gf: Run, bundle_folder: Path, picture
     answers = done.json
     assert [Path(a["file"]).name for a in answers] == ["b.jpg", "a.png", "b.jpg", "c.png"]
     for answer in answers:
-        assert set(answer) == {
-            *("file", "label", "confidence", "looks", "sure", "where", "boxes", "patch_px", "cost_macs", "top")
-        }
+        assert tuple(answer) == FIELDS
         assert answer["patch_px"] == [32, 32]
         assert answer["label"] in ("cat", "dog", "eel")
         assert answer["top"] == [{"label": answer["label"], "confidence": answer["confidence"]}]

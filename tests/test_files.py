@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from glancefocus import files
-from glancefocus.files import Locked, cache_folder, fingerprint, lock, remove_unfinished, replace_folder, write_text
+from glancefocus.files import (
+    Locked,
+    cache_folder,
+    fingerprint,
+    folder_aside,
+    lock,
+    open_file,
+    read_file,
+    read_stream,
+    remove_unfinished,
+    replace_folder,
+    write_text,
+)
 
 
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
@@ -89,6 +101,35 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders are exchanged in one step on Linux only")
+@pytest.mark.parametrize(("side", "content"), [("before", "old"), ("after", "new")])
+def test_a_process_killed_on_either_side_of_the_exchange_leaves_a_whole_folder(
+    side: str, content: str, tmp_path: Path
+) -> None:
+    code = f"""
+import os, pathlib, signal
+from glancefocus import files
+
+exchange = files._exchange
+
+def killed(one, other):
+    if {side!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert exchange(one, other)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+files._exchange = killed
+with files.replace_folder(pathlib.Path({str(tmp_path / "bundle")!r})) as aside:
+    (aside / "a").write_text("new")
+"""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "a").write_text("old")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert (tmp_path / "bundle" / "a").read_text() == content
+    remove_unfinished(tmp_path, "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert fingerprint(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -114,3 +155,32 @@ def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
 def test_the_cache_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "a" / "cache"))
     assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for file, what in ((tmp_path / "pipe", "a pipe"), (tmp_path / "link", "a device"), (tmp_path, "a folder")):
+        for read in (lambda f: read_file(f, 10), open_file, fingerprint):
+            with pytest.raises(OSError, match=f"it is {what}"):
+                read(file)
+
+
+def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert read_file(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes"):
+        read_file(tmp_path / "a", 4)
+
+
+def test_a_stream_without_an_end_is_left_after_the_limit() -> None:
+    with open("/dev/zero", "rb") as endless, pytest.raises(OSError, match="it has more than 3,000,000 bytes"):
+        read_stream(endless, 3_000_000)
+
+
+def test_a_folder_aside_is_gone_afterwards(tmp_path: Path) -> None:
+    with folder_aside(tmp_path / "graph.onnx") as aside:
+        (aside / "x").write_text("x")
+        assert aside.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ outcome = bundle.predict(["a.jpg"])
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from glancefocus.outcome import Outcome
 
 __version__ = "0.1.0"
+
+# Libraries that we use read these when they are imported; without them they report their use over the network, and ONNX Runtime
+# keeps an id of the device in the home folder. Values that a user has set stay.
+for _switch in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
+    os.environ.setdefault(_switch, "1")
 
 # Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
 _HOMES = {

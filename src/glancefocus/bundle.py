@@ -1,6 +1,5 @@
 """A bundle: one folder that can answer. Settings, weights, classes, costs, thresholds, and a model card for people."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,8 @@ from glancefocus.bundle_files import (
     FORMAT,
     SETTINGS_FILE,
     WEIGHTS_FILE,
+    fingerprint_of,
+    read_network,
     read_settings,
     read_split,
     read_weights,
@@ -33,6 +34,8 @@ from glancefocus.data.views import Picture, Placement, notes_of, several, view_a
 from glancefocus.early_exit.rule import Deadline, ExitRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
+from glancefocus.files import write_text
+from glancefocus.hub import hub_name, publish
 from glancefocus.latency import Latency, device_name
 from glancefocus.merging import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
 from glancefocus.model_card import model_card
@@ -41,9 +44,10 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
+from glancefocus.runtimes.forking import check_threads
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stopping import Stopping
 
 
@@ -145,12 +149,7 @@ class Bundle:
     def fingerprint(self) -> str:
         """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
         light = [self.runtime] if self.light_weights else []
-        told = json.dumps([to_plain(self.settings), self.temperatures, *light], sort_keys=True)
-        digest = hashlib.sha256(told.encode())
-        for name, tensor in sorted(self._tensors().items()):
-            digest.update(name.encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint_of([to_plain(self.settings), self.temperatures, *light], self._tensors())
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look, with the bundle's temperatures."""
@@ -260,6 +259,7 @@ class Bundle:
 
         It is normalised; one of many megapixels is uint8, and normalised where it is looked at.
         """
+        check_threads()
         view, frames = self.settings.view, self.settings.frames
         if frames > 1:
             return view_any_clip(picture, frames, view, self.least_px)
@@ -304,10 +304,15 @@ class Bundle:
         return self._named(Outcome.join(parts), rule)
 
     def _scene(self, images: Sequence[Tensor]) -> Scene:
+        check_threads()
         return as_scene([image.to(self.device) for image in images], self.settings.view)
 
     def _named(self, outcome: Outcome, rule: ExitRule) -> Outcome:
-        """The outcome with what the bundle and the rule know of it."""
+        """The outcome with what the bundle and the rule know of it; answers that are not numbers are refused."""
+        if not bool(outcome.logits.isfinite().all()):
+            raise BadBundle(
+                "the network's answers are NaN or infinite: its weights are too large, or broken. Train or import it again."
+            )
         thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
         return replace(outcome, classes=self.classes, costs=self.costs, thresholds=thresholds, score=rule.score.name)
 
@@ -327,12 +332,16 @@ class Bundle:
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
-                aside = folder / f".{name}"
-                aside.write_text(text, encoding="utf-8")
-                aside.replace(folder / name)
+                write_text(folder / name, text)
             update_split(folder, self.split)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
+
+    def push_to_hub(
+        self, name: str, *, private: bool | None = None, token: str | None = None, split: bool = True
+    ) -> str:
+        """Publish the bundle as `user/name` on Hugging Face's hub, see hub.publish; returns its address."""
+        return publish(self, hub_name(name), private=private, token=token, split=split)
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of everything but the weights."""
@@ -367,22 +376,19 @@ class Bundle:
     def load(folder: str | Path) -> "Bundle":
         """The bundle in a folder; what is missing, damaged or foreign is said."""
         folder = Path(folder)
-        plain = read_settings(folder)
-        try:
-            settings = from_plain(NetworkSettings, plain.get("network"), "network")
-            costs = Costs.from_plain(plain.get("costs", {}))
-        except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
-        tensors = read_weights(folder, shared_encoder=settings.shared_encoder)
+        check_threads()
+        plain, file = read_settings(folder), folder / SETTINGS_FILE
+        settings = read_network(plain, file)
+        told = told_beside_the_network(plain, file, settings)
+        tensors = read_weights(folder, settings)
         try:
             net = build(settings)
             load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))
         except BadSetting as error:
-            raise BadBundle(f"{folder / SETTINGS_FILE} does not describe a network: {error}") from None
+            raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        split = read_split(folder)
-        return Bundle(net=net, costs=costs, split=split, **told_beside_the_network(plain, folder / SETTINGS_FILE))
+        return Bundle(net=net, split=read_split(folder), **told)
 
 
 def _check_batch(batch_size: int) -> None:

@@ -1,50 +1,67 @@
 """The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
+import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
+from glancefocus.costs import Costs
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
-from glancefocus.early_exit.curve import frozen
+from glancefocus.early_exit.curve import frozen, read_curve, read_thresholds
 from glancefocus.errors import BadBundle, BadSetting
-from glancefocus.files import write_file
+from glancefocus.escaping import one_line
+from glancefocus.files import read_file, replace_folder, write_file, write_text
 from glancefocus.latency import Latency
+from glancefocus.memory import available_bytes
+from glancefocus.network.memory_use import loading_bytes, weight_bytes
+from glancefocus.network.weights import MOST_HEADER_BYTES, read_safetensors
+from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.typed import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
 MAX_SETTINGS_BYTES = 64 * 2**20
+MOST_CLASSES, MOST_LATENCIES = 1_000_000, 1000
+_ROOM = 4  # weights may be stored as float64, and beside them there are numbers that are not learnt
 
 
-def told_beside_the_network(plain: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Everything but the network out of the settings file, whose values may be of any kind."""
-    classes, curve, notes = plain.get("classes"), plain.get("curve", []), plain.get("notes", {})
+def told_beside_the_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
+    """Everything but the network out of the settings file, whose values may be of any kind; a wrong one is refused by its name."""
+    fields, looks, sizes = Fields(plain), network.looks, len(network.patch_px)
     try:
-        if not isinstance(classes, list) or not isinstance(notes, dict) or not all(isinstance(p, dict) for p in curve):
-            raise ValueError
-        thresholds, temperatures = plain.get("thresholds"), plain.get("temperatures")
+        temperatures = fields.value("temperatures", None)
+        thresholds = fields.value("thresholds", None)
         return {
-            "classes": tuple(str(name) for name in classes),
-            "thresholds": None if thresholds is None else frozen(thresholds),
-            "curve": list(curve),
-            "notes": notes,
-            "score": str(plain.get("score", "confidence")),
-            "temperatures": None if temperatures is None else tuple(float(t) for t in temperatures),
-            "latencies": [Latency.from_plain(latency) for latency in plain.get("latencies", [])],
+            "costs": Costs.from_plain(fields.value("costs")),
+            "classes": tuple(fields.listed("classes", MOST_CLASSES, _class_name)),
+            "thresholds": None
+            if thresholds is None
+            else frozen(read_thresholds(thresholds, "thresholds", looks, sizes)),
+            "curve": read_curve(fields.value("curve", []), "curve", looks, sizes),
+            "notes": fields.table("notes").plain if "notes" in plain else {},
+            "score": fields.text("score", 100, "confidence"),
+            "temperatures": None
+            if temperatures is None
+            else tuple(list_of(temperatures, "temperatures", looks, _temperature)),
+            "latencies": fields.listed("latencies", MOST_LATENCIES, Latency.from_plain, []),
         }
-    except (TypeError, ValueError, BadSetting):
-        raise BadBundle(
-            f"{file} is damaged: its classes, thresholds, curve or notes are not what they should be."
-        ) from None
+    except BadSetting as error:
+        raise BadBundle(f"{file} is damaged: {error}") from None
+
+
+def _class_name(value: Any, name: str) -> str:
+    return text_of(value, name, LONGEST_CLASS_NAME)
+
+
+def _temperature(value: Any, name: str) -> float:
+    return number_of(value, name, 1e-6, 1e6)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -52,15 +69,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
     file = folder / SETTINGS_FILE
     if not folder.is_dir():
         raise BadBundle(f"there is no bundle at {folder}. Name a folder written by training or by `gf import`.")
-    if not file.is_file():
-        raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.")
-    if file.stat().st_size > MAX_SETTINGS_BYTES:
-        raise BadBundle(f"{file} is too large to be the settings of a bundle.")
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise BadBundle(f"{file} is damaged: {error}. Copy or export the bundle again.") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
+        plain = read_json(file, MAX_SETTINGS_BYTES)
+    except FileNotFoundError:
+        raise BadBundle(f"the folder {folder} is not a bundle: it has no {SETTINGS_FILE}.") from None
+    except OSError as error:
+        raise BadBundle(f"{file} cannot be the settings of a bundle: {error.strerror or error}.") from None
+    except BadSetting as error:
+        raise BadBundle(f"{file} is damaged: {error} Copy or export the bundle again.") from None
+    if not isinstance(plain, dict) or type(plain.get("format")) is not int or plain["format"] < 1:
         raise BadBundle(f"{file} is not the settings of a bundle.")
     if plain["format"] > FORMAT:
         raise BadBundle(
@@ -69,16 +86,36 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return plain
 
 
-def read_weights(folder: Path, *, shared_encoder: bool = False) -> dict[str, Tensor]:
+def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
+    """The network that the settings file describes; refused before it is built where it does not fit into memory."""
+    try:
+        settings = from_plain(NetworkSettings, plain.get("network"), "network")
+        needed = loading_bytes(settings)
+    except BadSetting as error:
+        raise BadBundle(f"{file} does not describe a network: {error}") from None
+    if needed > (free := available_bytes()):
+        raise BadBundle(
+            f"the network of {file} needs at least {needed / 1e9:,.1f} GB to be loaded and to look, "
+            f"but {free / 1e9:,.1f} GB are free. Use a machine with more memory; or the file is damaged."
+        )
+    return settings
+
+
+def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
     """The weights of the bundle in a folder; of an encoder that is shared they are there once."""
     file = folder / WEIGHTS_FILE
     try:
-        tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
+        if file.stat().st_size > (most := _ROOM * weight_bytes(settings) + MOST_HEADER_BYTES):
+            raise BadBundle(f"{file} has more than {most:,} bytes: these are not the weights of this network.")
+        tensors = read_safetensors(file)
     except FileNotFoundError:
         raise BadBundle(f"the bundle {folder} has no {WEIGHTS_FILE}. Copy the whole folder again.") from None
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise BadBundle(f"{file} is damaged ({error}). Copy or export the bundle again.") from None
-    if shared_encoder:
+    except BadBundle:
+        raise
+    except Exception as error:  # damaged bytes make the reader fail in many ways
+        reason = getattr(error, "strerror", None) or one_line(str(error), 200) or type(error).__name__
+        raise BadBundle(f"{file} is damaged ({reason}). Copy or export the bundle again.") from None
+    if settings.shared_encoder:
         shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
         tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
     return tensors
@@ -89,12 +126,12 @@ def read_split(folder: Path) -> SplitRecord | None:
     file = folder / SPLIT_FILE
     if not os.path.lexists(file):
         return None
-    if not file.is_file() or file.stat().st_size > MAX_PACKED_BYTES:
-        raise BadBundle(f"{file} is not a file, or too large to say what a network was trained on. Remove it.")
     try:
-        return SplitRecord(file.read_bytes(), str(file))
+        return SplitRecord(read_file(file, MAX_PACKED_BYTES), str(file))
     except OSError as error:
-        raise BadBundle(f"{file} cannot be read: {error.strerror or error}. Change its permissions.") from None
+        raise BadBundle(
+            f"{file}, which says what the network was trained on, cannot be read: {error.strerror or error}. Remove it."
+        ) from None
 
 
 def update_split(folder: Path, split: SplitRecord | None) -> None:
@@ -103,31 +140,27 @@ def update_split(folder: Path, split: SplitRecord | None) -> None:
         write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
 
 
+def fingerprint_of(plain: Any, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of plain values and of tensors with their names, as hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:
-    """Write weights, texts ({file: content}) and the record of the split in place of the folder, all at once."""
-    with written_aside(folder) as aside:
-        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+    """Write weights, texts ({file: content}) and the record of the split in place of the folder, all at once.
+
+    Weights with NaN in them are refused.
+    """
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise BadBundle(f"the tensor {name} of the network holds NaN or infinity; the bundle was not written.")
+    with replace_folder(folder) as aside:
         for name, text in texts.items():
-            (aside / name).write_text(text, encoding="utf-8")
+            write_text(aside / name, text)
         if split is not None:
-            (aside / SPLIT_FILE).write_bytes(split.packed)
-
-
-@contextmanager
-def written_aside(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `folder` once the block is done; when it fails, what was there stays as it was."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    replaced = aside.with_name(f"{aside.name}.old")
-    try:
-        aside.chmod(0o755)
-        yield aside
-        if folder.exists():
-            folder.rename(replaced)
-        aside.rename(folder)
-    except BaseException:
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
+            write_file(aside / SPLIT_FILE, lambda stream: stream.write(split.packed))
+        safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
+        shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # which safetensors lets only the user read

@@ -3,6 +3,7 @@
 Nothing heavy is imported before a job needs it: `gf --help` is instant.
 """
 
+import contextlib
 import errno
 import os
 import sys
@@ -18,12 +19,15 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
+from glancefocus.commands.words import Json
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
+from glancefocus.commands.words_predict import predict
 from glancefocus.commands.words_train import train
-from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.errors import GlancefocusError
+from glancefocus.escaping import lines_kept
+from glancefocus.files import cache_path
 
 app = cyclopts.App(
     name="gf",
@@ -76,92 +80,7 @@ def import_(
     import_checkpoint(checkpoint, output, model=model, patch_px=patch_px, looks=looks, as_json=json)
 
 
-@app.command
-def predict(
-    bundle: Path,
-    files: Annotated[list[str], Parameter(allow_leading_hyphen=True)],  # a lone - is standard input
-    *,
-    looks: int | None = None,
-    thresholds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    budget_macs: float | None = None,
-    budget_ms: float | None = None,
-    deadline_ms: float | None = None,
-    topk: int = 1,
-    draw: Path | None = None,
-    batch_size: int = 32,
-    merge_batches: bool | None = None,
-    max_pixels: int | None = None,
-    runtime: Runtime = None,
-    light_weights: LightWeights = False,
-    threads: Threads = None,
-    json: Json = False,
-) -> int:
-    """Say what is in pictures or clips, after how many looks, where they went and what they cost.
-
-    Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
-
-    Example: gf predict runs/signs/bundle folder/ --runtime auto --threads 2
-
-    Parameters
-    ----------
-    bundle
-        A folder written by training or by `gf import`.
-    files
-        Image files, folders, or - for one image on standard input. For a network of clips video files, folders of frames, and
-        folders of these.
-    looks
-        Take exactly so many looks (anytime answer) instead of stopping when sure.
-    thresholds
-        One score for each look but the last: stop above it. --thresholds 0.9 0.8, or 0.9,0.8, after the files. With several
-        patch sizes one for each look and size, look by look.
-    budget_macs
-        Average multiply-adds that an answer may cost; found on the bundle's stored curve.
-    budget_ms
-        The same in milliseconds, where they were measured on this device (gf budget --ms).
-    deadline_ms
-        For each batch of pictures: the best answers so far when time is up.
-    topk
-        How many likely classes to name.
-    draw
-        Write each picture into this folder, with the looks drawn on it; of a clip four frames. Boxes are coloured by right and
-        wrong where the picture's folder is named like a class.
-    batch_size
-        Pictures looked at together.
-    merge_batches
-        What is not sure looks on together with that of other batches, so that these stay full; the answers are the same, but for
-        the rounding of --light-weights. Unless said otherwise this is done where there are several batches, without --draw and
-        --deadline-ms.
-    max_pixels
-        Refuse pictures with more pixels than this.
-    """
-    for word in files:
-        if word.startswith("-") and word != "-":
-            options = [f"--{name.replace('_', '-')}" for name in predict.__kwdefaults__ or ()]
-            raise UnknownName(
-                "option", word, options, "A file whose name begins so is named with its folder: ./-a.png."
-            )
-    from glancefocus.commands.predict import predict_files
-
-    return predict_files(
-        bundle,
-        files,
-        looks=looks,
-        thresholds=None if thresholds is None else _numbers(thresholds),
-        budget_macs=budget_macs,
-        budget_ms=budget_ms,
-        deadline_ms=deadline_ms,
-        topk=topk,
-        draw=draw,
-        batch_size=batch_size,
-        merge_batches=merge_batches,
-        max_pixels=max_pixels,
-        runtime=runtime,
-        light_weights=light_weights,
-        threads=threads,
-        as_json=json,
-    )
-
-
+app.command(predict)
 app.command(train)
 app.command(evaluate)
 app.command(budget)
@@ -189,17 +108,6 @@ def demo(
     run_demo(output, seed=seed, as_json=json)
 
 
-def _numbers(words: list[str]) -> list[float]:
-    """Numbers given apart or with commas."""
-    numbers = []
-    for word in [part for text in words for part in text.split(",") if part]:
-        try:
-            numbers.append(float(word))
-        except ValueError:
-            raise BadSetting(f"a threshold is a number, but got {word!r}. Put the files before --thresholds.") from None
-    return numbers
-
-
 def _let_threads_rest() -> None:
     """Make threads of GNU's OpenMP, with which torch computes, spin for a fraction of the usual milliseconds after their work.
 
@@ -210,12 +118,23 @@ def _let_threads_rest() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def _keep_caches_together() -> None:
+    """Let matplotlib and torch's compiler write their caches into ours, instead of into the home folder and the system's for all.
+
+    They read these when they are imported. Values that a user has set stay.
+    """
+    with contextlib.suppress(RuntimeError):  # there is no home folder
+        for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
+            os.environ.setdefault(variable, str(cache_path() / name))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted.
 
     arguments  None: those of this process, which then belongs to the command and may be ended by it
     """
     _let_threads_rest()
+    _keep_caches_together()
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
@@ -250,7 +169,7 @@ def _first_farewell(words: list[str]) -> str:
 
 
 def _mistake(sentence: str) -> int:
-    print(f"gf: {sentence}", file=sys.stderr)
+    print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
     return 2
 
 

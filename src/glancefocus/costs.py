@@ -1,14 +1,20 @@
 """What looking costs, in multiply-adds: a table of numbers that exits, budgets and reports share."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
+from glancefocus.typed import Fields, whole_of
+
+MOST_MACS, MOST_LOOKS, MOST_SIZES = 10**18, 64, 64
+_PX = re.compile("[0-9]{1,6}")
 
 
 @dataclass(frozen=True)
@@ -98,16 +104,24 @@ class Costs:
         }
 
     @staticmethod
-    def from_plain(plain: dict[str, Any]) -> "Costs":
-        try:
-            return Costs(
-                encoder_macs=int(plain["encoder_macs"]),
-                encoder_with_head_macs=int(plain["encoder_with_head_macs"]),
-                focus_encoder_macs={int(px): int(macs) for px, macs in plain["focus_encoder_macs"].items()},
-                policy_macs=int(plain["policy_macs"]),
-                classifier_macs=tuple(int(m) for m in plain["classifier_macs"]),
-                backbone_macs=int(plain["backbone_macs"]),
-                focus_policy_macs={int(px): int(macs) for px, macs in plain.get("focus_policy_macs", {}).items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadSetting(f"the table of costs is damaged: {type(error).__name__} {error}.") from None
+    def from_plain(plain: Any, where: str = "costs") -> "Costs":
+        """Out of plain values; a field that cannot be meant is refused by its name."""
+        fields = Fields(plain, where)
+        macs = partial(whole_of, least=0, most=MOST_MACS)
+        return Costs(
+            encoder_macs=fields.whole("encoder_macs", 1, MOST_MACS),
+            encoder_with_head_macs=fields.whole("encoder_with_head_macs", 1, MOST_MACS),
+            focus_encoder_macs=_by_size(fields, "focus_encoder_macs"),
+            policy_macs=fields.whole("policy_macs", 0, MOST_MACS),
+            classifier_macs=tuple(fields.listed("classifier_macs", MOST_LOOKS, macs)),
+            backbone_macs=fields.whole("backbone_macs", 1, MOST_MACS),
+            focus_policy_macs=_by_size(fields, "focus_policy_macs") if "focus_policy_macs" in fields.plain else {},
+        )
+
+
+def _by_size(fields: Fields, name: str) -> dict[int, int]:
+    """{patch_px: macs}; in JSON the sizes are texts."""
+    table = fields.table(name)
+    if len(table.plain) > MOST_SIZES or not all(map(_PX.fullmatch, table.plain)):
+        raise BadSetting(f"{table.where} must have a number for each size of patches in pixels.")
+    return {int(size): table.whole(size, 0, MOST_MACS) for size in table.plain}

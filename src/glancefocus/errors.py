@@ -12,7 +12,9 @@
     ├── BadData               a data set that nothing can be learnt from
     ├── BadRun                a run that cannot be started or resumed as asked
     ├── BadExport             a place that no export can be put into, or an export that does not answer as its bundle
+    ├── ForkedThreads         a network is asked in a forked process, and its threads stayed in the other one
     └── MissingExtra          an optional dependency that is not installed
+        ├── MissingPackage      one that is in no extra of ours
         └── MissingEnvironment  one that does not install beside the others
 
 The command prints the message and exits with 2.
@@ -75,11 +77,29 @@ class BadExport(GlancefocusError):
     """A place that no export can be put into, or an export that does not answer as its bundle does."""
 
 
+class ForkedThreads(GlancefocusError):
+    """A network is asked in a forked process, and its threads stayed in the other one."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(
+            f"this process was forked from one that had computed with {threads} threads, and threads do not survive a fork. "
+            'Start processes with spawn (multiprocessing.get_context("spawn")) and load the bundle there, or use one thread '
+            "before the fork and after it (threads=1)."
+        )
+
+
 class MissingExtra(GlancefocusError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")
+
+
+class MissingPackage(MissingExtra):
+    """An optional dependency that is in no extra of ours."""
+
+    def __init__(self, package: str) -> None:
+        GlancefocusError.__init__(self, f"this needs the package {package!r}. Install it with: pip install {package}.")
 
 
 class MissingEnvironment(MissingExtra):

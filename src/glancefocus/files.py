@@ -1,6 +1,6 @@
-"""Files and folders that are whole or not there, fingerprints of content, locks, and the cache folder.
+"""Files and folders that are whole or not there, reading within limits, fingerprints of content, locks, and the cache folder.
 
-Every other module that writes, hashes or locks a file does it through this one.
+Every other module that writes, hashes or locks a file does it through this one, and so does every one that reads a foreign file.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h on Linux
 _BLOCK_BYTES = 1 << 20
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has none
 _END_BYTES = 8 << 20
 
 
@@ -77,16 +79,77 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def folder_aside(file: Path) -> Iterator[Path]:
+    """A new folder beside a file, for what other libraries write; it goes away with everything in it when the block ends."""
+    aside = _name_aside(file)
+    aside.mkdir()
+    try:
+        yield aside
+    finally:
+        _remove(aside)
+
+
 def remove_unfinished(folder: Path, name: str) -> None:
     """Remove what a killed process had begun to write beside `name`."""
     for aside in folder.glob(f".{_escaped(name)}.*.aside"):
         _remove(aside)
 
 
+def open_file(file: str | Path) -> BinaryIO:
+    """A regular file, or a link to one, opened for reading; a pipe, a device or a folder is never waited for or read from.
+
+    Raises OSError, whose strerror says what the file is instead.
+    """
+    # Looked at first, as opening alone has effects on some devices; and again once it is open, as it may have been exchanged.
+    _refuse_other_kinds(os.stat(file).st_mode, file)
+    descriptor = os.open(file, os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _refuse_other_kinds(os.fstat(descriptor).st_mode, file)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(file: Path, most_bytes: int) -> bytes:
+    """The content of a regular file of at most so many bytes. Raises OSError, whose strerror says what is wrong."""
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, _too_large(most_bytes), str(file))
+        return read_stream(stream, most_bytes)
+
+
+def read_stream(stream: BinaryIO, most_bytes: int) -> bytes:
+    """Everything in a stream; one that does not end within so many bytes is an OSError."""
+    blocks, size = [], 0
+    while block := stream.read(_BLOCK_BYTES):
+        blocks.append(block)
+        size += len(block)
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, _too_large(most_bytes))
+    return b"".join(blocks)
+
+
+def _too_large(most_bytes: int) -> str:
+    return f"it has more than {most_bytes:,} bytes"
+
+
+def _refuse_other_kinds(mode: int, file: str | Path) -> None:
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(file))
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    what = kinds.get(stat.S_IFMT(mode), "something else")
+    raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(file))
+
+
 def fingerprint(file: Path) -> str:
     """SHA-256 of a file's content, as hexadecimal digits."""
     digest = hashlib.sha256()
-    with open(file, "rb") as stream:
+    with open_file(file) as stream:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
@@ -108,13 +171,18 @@ def content_fingerprint(file: Path) -> str:
     return digest.hexdigest()
 
 
-def cache_folder() -> Path:
-    """Where data made by the program is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus. Private to the user.
+def cache_path() -> Path:
+    """Where data made by the program is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus. It need not exist.
 
-    Raises OSError where it cannot be made.
+    Raises RuntimeError where there is no home folder.
     """
     chosen = os.environ.get("GLANCEFOCUS_CACHE")
-    folder = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
+
+
+def cache_folder() -> Path:
+    """The folder at cache_path, private to the user. Raises OSError where it cannot be made."""
+    folder = cache_path()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):

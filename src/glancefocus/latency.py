@@ -5,12 +5,16 @@ import itertools
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from glancefocus.errors import BadSetting
+from glancefocus.costs import MOST_LOOKS, MOST_SIZES
+from glancefocus.typed import Fields, list_of, number_of
+
+MOST_MS = 1e9
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,22 @@ class Latency:
         return asdict(self)
 
     @staticmethod
-    def from_plain(plain: dict[str, Any]) -> "Latency":
-        try:
-            return Latency(
-                device=str(plain["device"]),
-                threads=int(plain["threads"]),
-                batch_size=int(plain["batch_size"]),
-                glance_ms=float(plain["glance_ms"]),
-                focus_ms=tuple(tuple(float(ms) for ms in sizes) for sizes in plain["focus_ms"]),
-                runtime=None if plain.get("runtime") is None else str(plain["runtime"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadSetting(f"a table of milliseconds is damaged: {type(error).__name__} {error}.") from None
+    def from_plain(plain: Any, where: str = "latency") -> "Latency":
+        """Out of plain values; a field that cannot be meant is refused by its name."""
+        fields = Fields(plain, where)
+        ms = partial(number_of, least=0.0, most=MOST_MS)
+
+        def sizes(value: Any, name: str) -> tuple[float, ...]:
+            return tuple(list_of(value, name, MOST_SIZES, ms))
+
+        return Latency(
+            device=fields.text("device", 200),
+            threads=fields.whole("threads", 1, 4096),
+            batch_size=fields.whole("batch_size", 1, 65_536),
+            glance_ms=fields.number("glance_ms", 0.0, MOST_MS),
+            focus_ms=tuple(fields.listed("focus_ms", MOST_LOOKS, sizes)),
+            runtime=None if fields.value("runtime", None) is None else fields.text("runtime", 200),
+        )
 
 
 def patches_of(point: dict[str, Any]) -> list[Sequence[int]]:

@@ -1,4 +1,4 @@
-"""Loads whatever can answer: a bundle out of its folder, or a checkpoint of the paper."""
+"""Loads whatever can answer: a bundle out of its folder or from the hub, or a checkpoint of the paper."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from glancefocus.bundle import Bundle
 from glancefocus.data.class_names import imagenet_classes
 from glancefocus.early_exit.curve import best_thresholds
 from glancefocus.errors import BadSetting
+from glancefocus.hub import local_folder
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.official import load_official
 from glancefocus.runtimes.choose import check_name, set_threads
@@ -25,7 +26,7 @@ def load(
     batch: int | None = None,
     light_weights: bool = False,
 ) -> Bundle:
-    """A bundle out of its folder, or out of a checkpoint of the paper.
+    """A bundle out of its folder or from the hub (hf://user/name, hf://user/name@revision), or out of a checkpoint of the paper.
 
     model, patch_px, looks         what a checkpoint of the paper does not say itself
     device                         None: the GPU where there is one, else the CPU
@@ -38,7 +39,7 @@ def load(
         raise BadSetting(
             "light weights are for a runtime that can read them. Name it, too: onnx or eager (--runtime onnx)."
         )
-    path = Path(path)
+    path = local_folder(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):
             raise BadSetting(f"{path} is a bundle, which says itself what it is. Leave model, patch_px and looks out.")

@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from glancefocus.costs import Costs
+from glancefocus.escaping import markdown, one_line
 from glancefocus.settings import NetworkSettings
+
+_LONGEST_NAME, _LONGEST_NOTE = 100, 1000
 
 
 def model_card(
     settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[dict[str, Any]]
 ) -> str:
-    """Markdown: what this network is, what it costs, how to ask it."""
-    named = ", ".join(classes[:20]) + (f", ... ({len(classes)} in all)" if len(classes) > 20 else "")
+    """Markdown: what this network is, what it costs, how to ask it. Names and notes may come from anywhere, and are escaped."""
+    named = ", ".join(markdown(name, _LONGEST_NAME) for name in classes[:20])
+    named += f", ... ({len(classes)} in all)" if len(classes) > 20 else ""
     patches = "/".join(str(px) for px in settings.patch_px)
     lines = [
-        f"# {settings.backbone}, up to {settings.looks} looks",
+        f"# {one_line(settings.backbone)}, up to {settings.looks} looks",
         "",
         f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} patches of "
         f"{patches} px, stopping as soon as it is sure.",
@@ -32,7 +36,12 @@ def model_card(
     told = {name: value for name, value in notes.items() if name not in ("data_settings", "thresholds_data")}
     told |= {name: told[name].get("sentence") for name in ("verdict", "aims") if isinstance(told.get(name), dict)}
     if told:
-        lines += ["## Notes", "", *(f"- {name.replace('_', ' ')}: {value}" for name, value in told.items()), ""]
+        lines += ["## Notes", "", *map(_note, told.items()), ""]
     if curve:
         lines += [f"{len(curve)} operating points are stored; `--budget-macs` chooses among them.", ""]
     return "\n".join(lines)
+
+
+def _note(note: tuple[str, Any]) -> str:
+    name, value = note
+    return f"- {markdown(name.replace('_', ' '), _LONGEST_NAME)}: {markdown(str(value), _LONGEST_NOTE)}"

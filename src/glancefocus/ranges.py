@@ -10,6 +10,7 @@ memory, threads or time.
 import math
 import numbers
 import os
+import reprlib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -81,8 +82,12 @@ def _written(text: str) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence quotes it, cut where it is long."""
-    return shortened(repr(value))
+    """A value as a sentence quotes it, cut where it is long. Lists within lists are cut before they are written out."""
+    return shortened(_BRIEF.repr(value) if isinstance(value, (list, tuple, dict, set)) else repr(value))
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxtuple, _BRIEF.maxdict, _BRIEF.maxstring = 3, 20, 20, 20, 80
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glancefocus.errors import BadSetting, ImageTooSmall
+from glancefocus.errors import BadCheckpoint, BadSetting, ImageTooSmall
 from glancefocus.resize import antialiased
 from glancefocus.settings import GlanceResize, ViewSettings
 
@@ -84,7 +84,12 @@ def _corners(where: Tensor, height_px: int, width_px: int, px: int) -> list[tupl
     """The same, bit for bit: of a few aims Python knows it in a fraction of the time that torch takes."""
     _check_fits(height_px, width_px, px)
     high, wide = height_px - px, width_px - px
-    return [(_floor(y, high), _floor(x, wide)) for y, x in where.float().tolist()]
+    try:
+        return [(_floor(y, high), _floor(x, wide)) for y, x in where.float().tolist()]
+    except ValueError:
+        raise BadCheckpoint(
+            "the network aims at NaN: its weights are too large, or broken. Train or import it again."
+        ) from None
 
 
 def _floor(share: float, room: int) -> int:

@@ -79,7 +79,7 @@ class PolicySettings:
 class NetworkSettings:
     """One glance-and-focus network.
 
-    backbone       any timm name; backbone_options go to timm as they are
+    backbone       any timm name; backbone_options go to timm, those of network/backbone_options.py
     patch_px       side of the focus patches; several sizes make a multi-scale network
     looks          the glance and the focus looks together (T in the paper)
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import shutil
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -106,6 +107,72 @@ def test_a_video_that_was_filmed_upright_is_seen_upright(make_video: MakeVideo, 
     assert first.getpixel((4, 4))[0] < 60  # type: ignore[index]
 
 
+ORIENTATIONS = {  # (a, b, c, d): a pixel at (x, y) is shown at (a x + c y, b x + d y)
+    "as it is": (1, 0, 0, 1),
+    "mirrored": (-1, 0, 0, 1),
+    "upside down and mirrored": (1, 0, 0, -1),
+    "upside down": (-1, 0, 0, -1),
+    "turned to the right": (0, 1, -1, 0),
+    "turned to the left": (0, -1, 1, 0),
+    "transposed": (0, 1, 1, 0),
+    "transposed and upside down": (0, -1, -1, 0),
+}
+
+
+def with_matrix(file: Path, matrix: tuple[int, int, int, int]) -> Path:
+    """The MP4 with another display matrix in its track header."""
+    content = bytearray(file.read_bytes())
+    at = content.index(b"tkhd") + 44  # after type, flags, times, id, duration, layer, group and volume
+    a, b, c, d = (value << 16 for value in matrix)
+    content[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    file.write_bytes(content)
+    return file
+
+
+def shown_by_ffmpeg(file: Path) -> np.ndarray[Any, Any]:
+    """The first frame after the filters that ffmpeg's `-autorotate` puts in for its matrix (fftools/ffmpeg_filter.c)."""
+    with av.open(str(file)) as container:
+        frame = next(container.decode(video=0))
+    data: Any = frame.side_data.get("DISPLAYMATRIX")
+    matrix = (1 << 16, 0, 0, 0, 1 << 16) if data is None else struct.unpack("=9i", bytes(data))
+    filters: list[tuple[str, str]] = []
+    match round(-frame.rotation) % 360:
+        case 90:
+            filters = [("transpose", "cclock_flip" if matrix[3] > 0 else "clock")]
+        case 180:
+            filters = [("hflip", "")] * (matrix[0] < 0) + [("vflip", "")] * (matrix[4] < 0)
+        case 270:
+            filters = [("transpose", "clock_flip" if matrix[3] < 0 else "cclock")]
+        case 0:
+            filters = [("vflip", "")] * (matrix[4] < 0)
+    graph = av.filter.Graph()
+    nodes = [graph.add_buffer(width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base)]
+    nodes += [graph.add(name, words) for name, words in filters]
+    graph.link_nodes(*nodes, graph.add("buffersink")).configure()
+    graph.push(frame)
+    turned: Any = graph.pull()
+    return np.asarray(turned.to_ndarray(format="rgb24"))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_a_video_is_seen_as_ffmpeg_shows_it(make_video: MakeVideo, tmp_path: Path, orientation: str) -> None:
+    a, b, c, d = ORIENTATIONS[orientation]
+    file = with_matrix(make_video(tmp_path / "clip.mp4", frames=1), (a, b, c, d))
+    (seen,) = read_clip(file, 1, np.asarray).frames
+    assert seen.shape == ((48, 64, 3) if b == 0 else (64, 48, 3))
+    # The red square was in the upper left corner: where its middle is now, from the middle of the frame.
+    red = np.argwhere((seen[..., 0] > 150) & (seen[..., 1] < 100)).mean(axis=0) - np.array(seen.shape[:2]) / 2
+    assert np.sign(red).tolist() == [-(b + d), -(a + c)]
+    expected = shown_by_ffmpeg(file)
+    assert expected.shape == seen.shape
+    assert np.abs(expected.astype(int) - seen.astype(int)).mean() < 3  # colours are rounded after turning, not before
+
+
+def test_a_matrix_that_turns_nowhere_changes_nothing(make_video: MakeVideo, tmp_path: Path) -> None:
+    file = with_matrix(make_video(tmp_path / "clip.mp4", frames=1), (0, 0, 0, 0))
+    assert read_clip(file, 1, lambda picture: picture).frames[0].size == (64, 48)
+
+
 def test_a_variable_frame_rate_changes_nothing_about_which_frames_are_taken(
     make_video: MakeVideo, tmp_path: Path
 ) -> None:
@@ -163,6 +230,23 @@ def test_frames_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     # Drawn in this order, so that frame i has brightness i; "frame10" would sort before "frame2".
     folder = frame_folder(tmp_path / "clip", [f"frame{number}.png" for number in range(12)])
     assert numbers(folder, 12).frames == list(range(12))
+
+
+@pytest.mark.parametrize("digits", ["٠١٢٣٤٥٦٧٨٩", "⁰¹²³⁴⁵⁶⁷⁸⁹", "①", "०१२३४५६७८९"])
+def test_frames_are_ordered_by_numbers_in_digits_of_any_kind(tmp_path: Path, digits: str) -> None:
+    counted = [str(number) for number in range(2, 12)] if len(digits) == 10 else ["2", "10"]
+    spelt = [
+        "".join(digits[int(d)] for d in number) if len(digits) == 10 else chr(0x245F + int(number))
+        for number in counted
+    ]
+    folder = frame_folder(tmp_path / "clip", [f"frame{number}.png" for number in spelt])
+    assert numbers(folder, len(spelt)).frames == list(range(len(spelt)))
+
+
+def test_names_with_odd_digits_and_the_same_number_have_one_order(tmp_path: Path) -> None:
+    folder = frame_folder(tmp_path / "clip", ["x1.png", "x¹.png", "x½.png", "x२.png", "x².png", "x03.png"])
+    assert sorted(numbers(folder, 6).frames) == [0, 1, 2, 3, 4, 5]
+    assert numbers(folder, 6).frames == numbers(folder, 6).frames
 
 
 def test_gaps_between_frames_are_said_and_passed_over(tmp_path: Path) -> None:

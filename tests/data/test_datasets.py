@@ -227,6 +227,21 @@ def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(
     assert small.shift_px == 6
 
 
+def test_class_names_that_no_bundle_can_hold_are_refused_when_data_is_opened(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"tea"):
+        folder = os.fsencode(tmp_path / "photos") + b"/" + name
+        os.makedirs(folder)
+        Image.new("RGB", (40, 40)).save(os.fsdecode(folder + b"/a.png"))
+        Image.new("RGB", (40, 40)).save(os.fsdecode(folder + b"/b.png"))
+    with pytest.raises(BadData, match=r"a class name is not Unicode text \('caf\\udce9'\)\. Rename the class"):
+        open_data(DataSettings(source=str(tmp_path / "photos")), ViewSettings())
+    (tmp_path / "list.csv").write_text("".join(f"{n}.png,{label}\n" for n, label in enumerate(("cat", "x" * 1001) * 2)))
+    with pytest.raises(
+        BadData, match="a class name is a text of 1,001 characters. At most 1,000 can be meant. Rename the class"
+    ):
+        open_data(DataSettings(source=str(tmp_path / "list.csv")), ViewSettings())
+
+
 @pytest.mark.parametrize("place", ["cat", "cat/deeper"])
 def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
+from glancefocus.data import pictures
 from glancefocus.data.pictures import MAX_PIXELS, as_rgb, as_tensor, find_pictures, read_picture
 from glancefocus.errors import BadImage
 
@@ -455,3 +456,20 @@ def test_a_tensor_has_colours_first_and_memory_of_its_own() -> None:
     tensor.zero_()
     assert picture.getpixel((2, 1)) == (7, 8, 9)
     assert as_tensor(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).tolist() == [[[255]], [[255]], [[255]]]
+
+
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "photo.jpg")
+    (tmp_path / "zeros.png").symlink_to("/dev/zero")
+    for name, what in (("photo.jpg", "a pipe"), ("zeros.png", "a device")):
+        with pytest.raises(BadImage, match=f"{name} cannot be read: it is {what}, not a regular file"):
+            read_picture(tmp_path / name)
+
+
+def test_a_stream_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_BYTES", 2_000_000)
+    with (
+        open("/dev/zero", "rb") as endless,
+        pytest.raises(BadImage, match="cannot be read: it has more than 2,000,000 bytes"),
+    ):
+        read_picture(endless)

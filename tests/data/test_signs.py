@@ -13,8 +13,9 @@ from PIL import Image
 from glancefocus.data import signs as signs_module
 from glancefocus.data.sign_faces import Sign, choose_distractor, paste_face, speed_limit
 from glancefocus.data.sign_scenes import _place_signs
-from glancefocus.data.signs import CLASSES, Signs, SignsSettings, default_cache_dir, draw_scene, make_signs
+from glancefocus.data.signs import CLASSES, Signs, SignsSettings, draw_scene, make_signs
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.files import cache_folder
 
 SMALL = SignsSettings(height=96, width=112)
 
@@ -292,7 +293,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str):
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
     make_signs("train", 5, SMALL, 0, cache=tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    left = folder.rename(folder.with_suffix(".partial"))
+    left = folder.rename(folder.with_name(f".{folder.name}.0123456789abcdef.aside"))
     (left / "images.npy").write_bytes(b"half")
     assert same(make_signs("train", 5, SMALL, 0, cache=tmp_path), make_signs("train", 5, SMALL, 0, cache=None))
     assert not left.exists()
@@ -323,8 +324,9 @@ def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path):
 
 def test_the_default_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "kept"))
-    assert default_cache_dir() == tmp_path / "kept"
+    assert cache_folder() == tmp_path / "kept"
     make_signs("train", 5, SMALL, 0)
     assert list((tmp_path / "kept").glob("signs-train-*/images.npy"))
     monkeypatch.delenv("GLANCEFOCUS_CACHE")
-    assert default_cache_dir() == Path.home() / ".cache" / "glancefocus"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "glancefocus"

@@ -1,6 +1,7 @@
 """A look record is small, whole or not there, and says whose it is."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +164,74 @@ def edit(folder: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"format": 2}, {"patch_px": 32}, {"patch_px": ["x"]}, {"looks": "three"}, {"more": 1}],
+    [
+        {"format": 2},
+        {"patch_px": 32},
+        {"patch_px": ["x"]},
+        {"patch_px": []},
+        {"patch_px": [True]},
+        {"looks": "three"},
+        {"looks": -1},
+        {"looks": 10**9},
+        {"looks": 60, "patch_px": [32, 48]},
+        {"images": None},
+        {"images": 2.5},
+        {"images": 10**12},
+        {"source": 3},
+        {"more": 1},
+    ],
 )
 def test_a_record_with_a_damaged_description_is_said(changes: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "record")
     edit(tmp_path / "record", **changes)
-    with pytest.raises(BadData, match="record is not a look record, or it is damaged"):
+    wrong = "another format" if "format" in changes else next(iter(changes))
+    with pytest.raises(BadData, match=rf"record is not a look record, or it is damaged \({wrong}"):
         LookRecord.load(tmp_path / "record")
+
+
+def test_scores_in_a_file_that_are_not_finite_are_said_when_they_are_used(tmp_path: Path) -> None:
+    written(tmp_path / "record")
+    scores = np.load(tmp_path / "record" / "value.npy")
+    scores[1, 1] = np.nan
+    np.save(tmp_path / "record" / "value.npy", scores)
+    record = LookRecord.load(tmp_path / "record")
+    record.table((1, 2, 3))
+    with pytest.raises(BadData, match="of pets is damaged: value holds numbers that are not finite"):
+        record.table((1, 2, 3), score="value")
+
+
+def test_a_full_disk_is_said_before_the_first_look_and_nothing_is_left(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with (
+            pytest.raises(BadData, match="cannot be written to .*: File too large. Make room on the disk"),
+            writing_record(tmp_path / "record", about(images=10_000)),
+        ):
+            raise AssertionError("not reached")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_a_record_is_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.posix_fallocate")  # as on systems without it
+    content = columns(5_000, 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with (  # noqa: PT012
+            pytest.raises(BadData, match="the look record cannot be written to .*: File too large"),
+            writing_record(tmp_path / "record", about(images=10_000)) as writer,
+        ):
+            writer.add(**content)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (70_000, hard))
+            writer.add(**content)
+            raise AssertionError("not reached")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "{}", '{"format": 1}'])
@@ -196,7 +258,7 @@ def test_a_damaged_file_is_said(damage: str, name: str, tmp_path: Path) -> None:
         LookRecord.load(tmp_path / "record")
 
 
-@pytest.mark.parametrize("changes", [{"images": 5}, {"images": None}, {"looks": 4}, {"patch_px": [32, 48]}])
+@pytest.mark.parametrize("changes", [{"images": 5}, {"looks": 4}, {"patch_px": [32, 48]}])
 def test_files_that_do_not_fit_together_are_said(changes: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "record")
     edit(tmp_path / "record", **changes)

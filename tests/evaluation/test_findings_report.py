@@ -40,6 +40,7 @@ from glancefocus.evaluation.findings_report import (
     summary_tables,
     write_findings,
 )
+from glancefocus.evaluation.report import gallery_sections
 
 PICTURE = "data:image/png;base64,AAAA"
 EVERY_FIGURE = {
@@ -156,7 +157,9 @@ class Page(HTMLParser):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything there can be: two sizes, milliseconds, scores, calibration, a gallery."""
     folder = tmp_path_factory.mktemp("evaluation") / "made" / "for us"
-    write_findings(folder, two_sizes(), title="cats <& dogs>", gallery=[("seen <twice>", [PICTURE, PICTURE])])
+    write_findings(
+        folder, two_sizes(), title="cats <& dogs>", more=gallery_sections([("seen <twice>", [PICTURE, PICTURE])])
+    )
     return folder
 
 

@@ -104,7 +104,7 @@ def test_costs_and_boxes_are_told_as_by_the_bundle(small_bundle: Callable[..., B
     pictures = [frames[0] for frames in next(made_up(bundle.settings).batches())]
     outcome = bundle.predict(pictures)
     rows = looker.look([see([picture], looker.about) for picture in pictures], looker.about["thresholds"])
-    told = [looker.told(row) for row in rows]
+    told = [looker.answer("a.png", row) for row in rows]
     assert len({line["cost_macs"] for line in told}) > 1
     assert [line["cost_macs"] for line in told] == outcome.cost_macs.tolist()
     assert [line["label"] for line in told] == outcome.label

@@ -1,6 +1,10 @@
 """The contract of encoders, kept by backbones of every family: a square map to aim by, a vector to answer by."""
 
+import re
+from typing import Any
+
 import pytest
+import timm
 import torch
 
 import glancefocus as gf
@@ -112,8 +116,8 @@ def test_a_misspelt_backbone_gets_a_suggestion(wrong: str, right: str) -> None:
 
 
 def test_an_option_that_the_backbone_does_not_take_is_named() -> None:
-    with pytest.raises(BadSetting, match=r"'test_resnet' does not take these options .*colour"):
-        gf.create(backbone="test_resnet", backbone_options={"colour": "red"})
+    with pytest.raises(BadSetting, match=r"'test_resnet' does not take these options .*patch_size"):
+        gf.create(backbone="test_resnet", backbone_options={"patch_size": 8})
 
 
 def test_a_size_that_the_backbone_does_not_take_is_refused() -> None:
@@ -128,12 +132,47 @@ def test_a_backbone_of_a_fixed_size_is_refused_at_another() -> None:
         gf.create(backbone="mixer_s32_224")
 
 
+def test_weights_that_cannot_be_had_are_said() -> None:
+    with pytest.raises(
+        BadSetting, match=r"the weights of 'mobilenetv3_large_075' cannot be had: .* give a file of weights"
+    ):
+        gf.create(backbone="mobilenetv3_large_075", weights="pretrained")
+
+
 @pytest.mark.parametrize(
-    ("backbone", "weights"), [("mobilenetv3_large_075", "pretrained"), ("local-dir:/nowhere", None)]
+    "name", ["hf-hub:timm/resnet18.a1_in1k", "hf_hub:a/b", "local-dir:/etc", "timm/resnet18", "../resnet18"]
 )
-def test_weights_that_cannot_be_had_are_said(backbone: str, weights: str | None) -> None:
-    with pytest.raises(BadSetting, match=rf"description of '{backbone}' cannot be had: .* give a file of weights"):
-        gf.create(backbone=backbone, weights=weights)
+def test_a_backbone_from_a_hub_or_a_folder_is_refused_before_timm_is_asked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timm, "create_model", None)
+    with pytest.raises(BadSetting, match="lies outside of timm. Name one of timm's own"):
+        build_backbone(name, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"checkpoint_path": "/etc/passwd"}, "no option of backbones named 'checkpoint_path'"),
+        ({"pretrained_cfg": {"url": "http://evil"}}, "no option of backbones named 'pretrained_cfg'"),
+        ({"pretrained": True}, "no option of backbones named 'pretrained'"),
+        ({"features_only": True}, "no option of backbones named 'features_only'"),
+        ({"in_chans": 1}, "no option of backbones named 'in_chans'"),
+        ({"channels": [8, 16, 24, 10**9]}, "channels must be a whole number from 1 to 8,192, but got 1000000000"),
+        ({"channels": [8] * 17}, "channels must have from 1 to 16 values, but has 17"),
+        ({"layers": [256, 256, 256, 256]}, "layers asks for 1024 blocks. Use at most 512"),
+        ({"layers": [[1]]}, "layers must be a whole number from 1 to 256, but got [1]"),
+        ({"layers": [True, True]}, "layers must be a whole number from 1 to 256, but got True"),
+        ({"drop_rate": float("nan")}, "drop_rate must be a number from 0 to 1, but got nan"),
+        ({"act_layer": "os.system"}, "act_layer must be a word of timm's, but got 'os.system'"),
+        ({"zero_init_last": 1}, "zero_init_last must be true or false, but got 1"),
+        ({"output_stride": 9}, "cannot be built for 3 classes with {'output_stride': 9}"),
+        ({"act_layer": "nothing"}, "'resnet18' "),
+    ],
+)
+def test_only_options_on_the_list_reach_timm(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadSetting, match=re.escape(sentence)):
+        build_backbone("resnet18", 3, options)
 
 
 def test_there_are_no_public_weights_of_mobilenetv3_125() -> None:

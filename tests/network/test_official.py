@@ -12,7 +12,7 @@ import torch
 
 import glancefocus as gf
 from glancefocus.early_exit.rule import ExitRule
-from glancefocus.errors import BadCheckpoint, BadSetting, UnknownName
+from glancefocus.errors import BadCheckpoint, UnknownName
 from glancefocus.look import Look
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
@@ -141,10 +141,25 @@ def test_another_model_than_the_files_says_what_does_not_fit(mobilenet: dict[str
         load_official(path, model="mobilenetv3_large_100", patch_px=128, looks=3)
 
 
-@pytest.mark.parametrize(("field", "value"), [("patch_size", 7), ("patch_size", "96"), ("model_name", ["resnet50"])])
-def test_a_field_that_cannot_be_is_refused(field: str, value: Any, mobilenet: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(BadSetting):
-        load_official(saved({**mobilenet, field: value}, tmp_path / "model.pth.tar"))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("patch_size", 7),
+        ("patch_size", "96"),
+        ("patch_size", 10**30),
+        ("model_name", ["resnet50"]),
+        ("flops", "three"),
+        ("flops", torch.tensor(3.0)),
+        ("flops", [1.0] * 10_001),
+        ("budgeted_batch_classification", [[1e8], [70.0]]),
+        ("budgeted_batch_classification", {"macs": 1}),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused_by_its_name(
+    field: str, value: Any, mobilenet: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(BadCheckpoint, match=field):
+        load_official(saved({**with_thresholds(mobilenet), field: value}, tmp_path / "model.pth.tar"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from glancefocus.adaptive import look_until_sure
 from glancefocus.early_exit.rule import ExitRule, SizeRule
 from glancefocus.errors import BadSetting, MissingExtra, UnknownName
 from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.parts import take_apart, with_best
+from glancefocus.network.parts import Part, take_apart, with_best
 from glancefocus.outcome import Outcome
 from glancefocus.runtimes import choose, graphs
 from glancefocus.runtimes.choose import RuntimeOptions, installed, open_backbone, open_runtime
@@ -99,19 +99,66 @@ def test_the_cache_forgets_what_was_not_used_for_the_longest_time(
     with graphs_of(parts, graph_cache) as files:
         shutil.copytree(next(iter(files.values())).parent, tmp_path / "graphs")
     own = [tmp_path / "graphs" / file.name for file in files.values()]
+    hashes = [file.with_name(f"{file.name}.sha256") for file in own]
     for file in (tmp_path / "graphs").iterdir():
-        if file not in own:
+        if file not in [*own, *hashes]:
             file.unlink()
     for days, name in ((3, "old"), (1, "new"), (2, "older")):
         (tmp_path / "graphs" / f"{name}.onnx").write_bytes(bytes(1000))
         os.utime(tmp_path / "graphs" / f"{name}.onnx", (1e9 - 86400 * days,) * 2)
     (tmp_path / "graphs" / ".half.onnx.1").mkdir()
-    monkeypatch.setattr(graphs, "MOST_KEPT_BYTES", sum(file.stat().st_size for file in own) + 2500)
+    monkeypatch.setattr(graphs, "MOST_KEPT_BYTES", sum(file.stat().st_size for file in [*own, *hashes]) + 2500)
     own[0].rename(own[0].with_suffix(".away"))
     monkeypatch.setattr(graphs, "write_onnx", lambda part, file: file.with_suffix(".away").rename(file))
     with graphs_of(parts, tmp_path):
         left = {file.name for file in (tmp_path / "graphs").iterdir()}
-    assert left == {*(file.name for file in own), "new.onnx", "older.onnx", ".half.onnx.1"}
+    assert left == {*(file.name for file in [*own, *hashes]), "new.onnx", "older.onnx", ".half.onnx.1", ".lock"}
+
+
+def test_a_graph_that_was_changed_in_the_cache_is_written_again_and_never_run(
+    small_net: Callable[..., GlanceFocus], graph_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = small_net()
+    parts = [with_best(part) for part in take_apart(net)]
+    with graphs_of(parts, graph_cache) as files:
+        (tmp_path / "graphs").mkdir()
+        for file in files.values():
+            for each in (file, file.with_name(f"{file.name}.sha256")):
+                shutil.copy(each, tmp_path / "graphs")
+    kept = {name: tmp_path / "graphs" / file.name for name, file in files.items()}
+    whole = {name: file.read_bytes() for name, file in kept.items()}
+    rewritten: list[str] = []
+
+    def write(part: Part, file: Path) -> None:
+        rewritten.append(part.name)
+        file.write_bytes(whole[part.name])
+
+    monkeypatch.setattr(graphs, "write_onnx", write)
+    changed, other, *_ = kept
+    kept[changed].write_bytes(whole[changed][:-1] + b"x")
+    kept[other].with_name(f"{kept[other].name}.sha256").unlink()
+    for expected in ([changed, other], []):
+        rewritten.clear()
+        with graphs_of(parts, tmp_path) as files:
+            assert sorted(rewritten) == sorted(expected)
+            assert {name: file.read_bytes() for name, file in files.items()} == whole
+
+
+def test_the_cache_of_graphs_is_private_and_its_lock_is_never_a_link(
+    small_net: Callable[..., GlanceFocus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(graphs, "write_onnx", lambda part, file: file.write_bytes(b"graph"))
+    (tmp_path / "precious").write_text("mine")
+    parts = take_apart(small_net())
+    with graphs_of(parts):
+        pass
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "cache" / "graphs" / ".lock").unlink()
+    (tmp_path / "cache" / "graphs" / ".lock").symlink_to(tmp_path / "precious")
+    with graphs_of(parts):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_graphs_come_out_of_the_cache_the_second_time(

@@ -78,7 +78,7 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
             progress("measuring", len(timings), len(cases))
             timings.append(bench(subject, case, rounds=asked.rounds))
     if as_json:
-        print(json.dumps([timing.to_plain() for timing in timings], indent=1))  # noqa: T201
+        print(json.dumps([timing.to_plain() for timing in timings], indent=1, allow_nan=False))  # noqa: T201
         return
     _print(network, subject, timings)
 

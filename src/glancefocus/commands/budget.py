@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notice, output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import cell, notice, output, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import (
     check_budget,
     check_table,
@@ -109,7 +109,7 @@ def set_budget(
         _store(bundle, folder, choice, thresholds, curve)
     result |= {"stored": asked.save, "remarks": remarks}
     if as_json:
-        print(json.dumps(result, indent=1))  # noqa: T201
+        print(json.dumps(result, indent=1, allow_nan=False))  # noqa: T201
         return
     _print(result, curve)
 
@@ -185,7 +185,7 @@ def _print(result: dict[str, Any], curve: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="left" if name == "images" else "right")
     for words, point in ((result["chosen_on"], result["on_those"]), (result["measured_on"], result["on_these"])):
         table.add_row(
-            f"{'chosen' if point is result['on_those'] else 'measured'} on {words}",
+            f"{'chosen' if point is result['on_those'] else 'measured'} on {cell(words)}",
             f"{100 * point['accuracy']:.1f} %",
             f"{100 * point['accuracy_low']:.1f} to {100 * point['accuracy_high']:.1f}",
             _amount(point[f"mean_{unit}"], unit),

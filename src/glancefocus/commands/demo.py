@@ -18,6 +18,7 @@ from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_run_file
+from glancefocus.training.journal import read_metrics
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import run_farewell
@@ -33,7 +34,9 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
         bundle = train(settings, folder / "run", quiet=as_json, planned=True)
         comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
-        result = json.dumps({**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)})
+        result = json.dumps(
+            {**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)}, allow_nan=False
+        )
         write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201
@@ -53,7 +56,7 @@ def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -
     plain = load_backbone(settings, run)
     accuracy = None if plain is None else backbone_accuracy(plain, split)
     comparison = compare(bundle, split, accuracy)
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(run)
     view = settings.network.view
     write_report(
         page,

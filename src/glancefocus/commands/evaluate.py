@@ -8,10 +8,12 @@ from typing import Any
 from glancefocus.commands.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
 from glancefocus.early_exit.budget import check_table
 from glancefocus.early_exit.look_record import LookRecord
+from glancefocus.evaluation.aims import noted_aims
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.findings_report import summary_tables, write_findings
+from glancefocus.evaluation.findings_report import summary_tables
+from glancefocus.evaluation.full_report import Training, read_metrics, write_report_page
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.evaluation.rivals import tuned_files
@@ -55,15 +57,24 @@ def evaluate_bundle(
     findings = replace(
         assess(bundle, record, choosing, chose=chose),
         remarks=remarks,
-        aims=bundle.notes.get("aims"),
+        aims=noted_aims(bundle.notes),
         verdict=None
         if rivals == "none"
         else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
     )
     if report is not None:
-        write_findings(report, findings, title=f"{folder} on {source}")
+        run = folder.absolute().parent
+        write_report_page(
+            report,
+            findings,
+            bundle,
+            title=f"{folder} on {source}",
+            record=record,
+            split=None if records.made_before is not None else records.split(name),
+            training=Training(read_metrics(run), bundle.notes.get("images", {})),
+        )
     if as_json:
-        print(json.dumps(findings.to_plain(), indent=1))  # noqa: T201
+        print(json.dumps(findings.to_plain(), indent=1, allow_nan=False))  # noqa: T201
         return
     _print(findings, report)
 

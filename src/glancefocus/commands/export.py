@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from glancefocus.commands.printing import output, progress_bars, say
+from glancefocus.commands.printing import cell, output, progress_bars, say
 from glancefocus.errors import BadSetting
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import format_named
@@ -61,13 +61,13 @@ def export_folder(bundle_folder: Path, folder: Path, asked: ExportAsked, *, as_j
         "int8": about["int8"] or None,
     }
     if as_json:
-        print(json.dumps(told, indent=1))  # noqa: T201
+        print(json.dumps(told, indent=1, allow_nan=False))  # noqa: T201
     else:
         _print(told)
 
 
 def _print(told: dict[str, Any]) -> None:
-    table = Table(title=f"compared with the network on {told['compared']['source']}", title_justify="left")
+    table = Table(title=f"compared with the network on {cell(told['compared']['source'])}", title_justify="left")
     table.add_column("looking")
     for name in ("images", "same answers", "same looks", "same boxes", "confidence differs by"):
         table.add_column(name, justify="right")

@@ -30,7 +30,7 @@ def import_checkpoint(
             "operating_points": len(bundle.curve),
             "macs_after_look": list(bundle.costs.macs_after_look),
         }
-        print(json.dumps(fact, indent=1))  # noqa: T201
+        print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
     say(

@@ -42,7 +42,7 @@ def list_models(*, as_json: bool) -> None:
         for preset in track(PRESETS.values(), "counting multiply-adds", console=progress, transient=True)
     ]
     if as_json:
-        print(json.dumps(rows, indent=1))  # noqa: T201
+        print(json.dumps(rows, indent=1, allow_nan=False))  # noqa: T201
         return
     table = Table(
         title="Presets: multiply-adds in millions, 1000 classes, of clips for all frames (--json: every look and part)"

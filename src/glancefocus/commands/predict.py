@@ -1,99 +1,126 @@
 """`gf predict`: answers for files, with looks, boxes and costs. Bad files are listed, good ones are still answered.
 
-What a network looks at, pictures or clips, is read by `seeing`; everything else is the same for both.
+What a network looks at, pictures or clips, is read by `seeing`; everything else is the same for both. Answers are written in the
+order of the files, as soon as they are known, and then forgotten: memory does not grow with the number of files.
 """
 
-import json
 import math
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notices, output
+from glancefocus.commands.answering import answers_of, draw, make_folder
+from glancefocus.commands.predict_output import Answer, Output, Summary, TableOutput, opened_output
+from glancefocus.commands.printing import Display, display
 from glancefocus.commands.seeing import Seen, find_files, see
+from glancefocus.data.picture_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadImage, BadSetting
-from glancefocus.evaluation.boxes import draw_strip, looks_taken
+from glancefocus.escaping import lines_kept
 from glancefocus.loading import load
 from glancefocus.merging import refuse_deadline
 from glancefocus.outcome import Outcome
-from glancefocus.scene import top_left
+
+HELD_BATCHES = 4
+"""Of pictures that wait for those of other batches, as many bytes are held as this many batches may have."""
 
 Batch = list[tuple[int, Seen]]
 """Files that could be read, with their numbers."""
 
 
-def predict_files(
-    bundle_folder: Path,
-    files: Sequence[str],
-    *,
-    looks: int | None,
-    thresholds: Sequence[Any] | None,
-    budget_macs: float | None,
-    budget_ms: float | None,
-    deadline_ms: float | None,
-    topk: int,
-    draw: Path | None,
-    batch_size: int,
-    merge_batches: bool | None,
-    max_pixels: int | None,
-    runtime: str | None,
-    light_weights: bool,
-    threads: int | None,
-    as_json: bool,
-) -> int:
-    """Print the answers; 0 when all files were answered, 2 when some could not be read."""
-    if topk < 1:
-        raise BadSetting(f"topk must be at least 1, but got {topk}.")
-    if batch_size < 1:
-        raise BadSetting(f"a batch holds at least one picture, but batch-size is {batch_size}.")
-    if max_pixels is not None and max_pixels < 1:
-        raise BadSetting(f"max-pixels must be at least 1, but got {max_pixels}.")
-    bundle = load(bundle_folder, runtime=runtime, threads=threads, batch=batch_size, light_weights=light_weights)
-    if thresholds is not None and len(bundle.settings.patch_px) > 1:
-        thresholds = _by_look(thresholds, len(bundle.settings.patch_px))
-    rule = bundle.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-    if deadline_ms is not None and not deadline_ms > 0:
-        raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {deadline_ms}.")
-    if merge_batches:
-        refuse_deadline(deadline_ms)
-    answers: dict[int, dict[str, Any]] = {}
-    names = _names(files, answers, bundle.settings.frames)
-    if draw is not None:
-        try:
-            draw.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadSetting(f"the folder {draw} cannot be made: {error.strerror}. Choose another one.") from None
-    with Progress(console=notices(), transient=True, disable=len(names) <= batch_size) as progress:
-        task = progress.add_task("looking", total=len(names))
-        batches = _batches(bundle, names, max_pixels, batch_size, draw is not None, answers)
-        if merge_batches is None:
-            merge_batches = len(names) > batch_size and _shrinks(rule) and draw is None and deadline_ms is None
-        together = _together(bundle, rule, batches, batch_size)
-        for batch, outcome in together if merge_batches else _apart(bundle, rule, batches, deadline_ms):
-            _answer(outcome, batch, topk, draw, answers)
-            progress.update(task, completed=len(answers))
-    ordered = [answers[index] for index in sorted(answers)]
-    if as_json:
-        print(json.dumps(ordered, indent=1))  # noqa: T201
-    else:
-        _print(ordered, topk)
-    failed = [a for a in ordered if "error" in a]
-    for answer in failed:
-        print(f"gf: {answer['error']}", file=sys.stderr)  # noqa: T201
-    for note in (note for answer in ordered for note in answer.get("notes", [])):
-        print(f"gf: note: {note}", file=sys.stderr)  # noqa: T201
-    return 2 if failed else 0
+@dataclass(frozen=True)
+class PredictAsked:
+    """What the user asked for, see words_predict.
+
+    form, output  how and where answers are written; no form: a table for people
+    """
+
+    looks: int | None = None
+    thresholds: Sequence[Any] | None = None
+    budget_macs: float | None = None
+    budget_ms: float | None = None
+    deadline_ms: float | None = None
+    topk: int = 1
+    draw: Path | None = None
+    batch_size: int = 32
+    merge_batches: bool | None = None
+    max_pixels: int | None = None
+    runtime: str | None = None
+    light_weights: bool = False
+    threads: int | None = None
+    form: str | None = None
+    output: Path | None = None
+
+
+def open_bundle(folder: Path, asked: PredictAsked, batch: int) -> tuple[Bundle, ExitRule]:
+    """The bundle in its runtime, and when it stops."""
+    bundle = load(folder, runtime=asked.runtime, threads=asked.threads, batch=batch, light_weights=asked.light_weights)
+    sizes, thresholds = len(bundle.settings.patch_px), asked.thresholds
+    if thresholds is not None and sizes > 1:
+        thresholds = _by_look(thresholds, sizes)
+    rule = bundle.exit_rule(
+        thresholds=thresholds, looks=asked.looks, budget_macs=asked.budget_macs, budget_ms=asked.budget_ms
+    )
+    if asked.draw is not None:
+        make_folder(asked.draw)
+    return bundle, rule
+
+
+def predict_files(bundle_folder: Path, files: Sequence[str], asked: PredictAsked) -> int:
+    """Write the answers; 0 when all files were answered, 2 when some could not be read."""
+    _check(asked)
+    if asked.merge_batches:
+        refuse_deadline(asked.deadline_ms)
+    bundle, rule = open_bundle(bundle_folder, asked, asked.batch_size)
+    names = _names(files, bundle.settings.frames)
+    summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
+    errors: list[str] = []
+    notes: list[str] = []
+    try:
+        with ExitStack() as stack:
+            shown = stack.enter_context(
+                display(for_programs=asked.form is not None, quiet=len(names) <= asked.batch_size)
+            )
+            output = _output(stack, shown, asked)
+            for said, stopped, remarks in _answers(bundle, rule, names, asked):
+                output.write(said, stopped)
+                summary.add(said)
+                errors += [said["error"]] if "error" in said else []
+                notes += remarks
+                shown.tell("looking", summary.answered + summary.failed, len(names))
+    finally:
+        for text in (*errors, *(f"note: {note}" for note in notes)):
+            print(f"gf: {lines_kept(text)}", file=sys.stderr)  # noqa: T201
+        if len(names) > 1 and summary.answered:
+            print(f"gf: {summary.words()}", file=sys.stderr)  # noqa: T201
+    return 2 if errors else 0
+
+
+def _check(asked: PredictAsked) -> None:
+    if asked.topk < 1:
+        raise BadSetting(f"topk must be at least 1, but got {asked.topk}.")
+    if asked.batch_size < 1:
+        raise BadSetting(f"a batch holds at least one picture, but batch-size is {asked.batch_size}.")
+    if asked.max_pixels is not None and asked.max_pixels < 1:
+        raise BadSetting(f"max-pixels must be at least 1, but got {asked.max_pixels}.")
+    if asked.deadline_ms is not None and not asked.deadline_ms > 0:
+        raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {asked.deadline_ms}.")
+
+
+def _output(stack: ExitStack, shown: Display, asked: PredictAsked) -> Output:
+    if asked.form is not None:
+        return stack.enter_context(opened_output(asked.form, asked.output))
+    table = TableOutput(shown.show, asked.topk)
+    stack.callback(table.close)
+    return table
 
 
 def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
@@ -105,47 +132,89 @@ def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
     return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
 
 
-def _names(files: Sequence[str], answers: dict[int, dict[str, Any]], frames: int) -> list[str]:
-    """Every file, folders searched through; a folder with nothing to look at goes into the answers as an error."""
-    names: list[str] = []
+def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
+    """Every file, folders searched through, each with None; a folder with nothing to look at with what is wrong with it."""
+    names: list[tuple[str, str | None]] = []
     for file in files:
         try:
-            names += ["-"] if file == "-" else [str(path) for path in find_files(file, frames)]
+            names += [("-", None)] if file == "-" else [(str(path), None) for path in find_files(file, frames)]
         except BadImage as error:
-            answers[len(names)] = {"file": file, "error": str(error)}
-            names.append(file)
-    if names.count("-") > 1:
+            names.append((file, str(error)))
+    if names.count(("-", None)) > 1:
         raise BadSetting("standard input can be read only once, but - was given several times.")
     return names
 
 
-def _batches(
-    bundle: Bundle,
-    names: list[str],
-    max_pixels: int | None,
-    batch_size: int,
-    drawing: bool,
-    answers: dict[int, dict[str, Any]],
-) -> Iterator[Batch]:
-    """Batches of readable files; what cannot be read goes into the answers as an error at once."""
-    batch: Batch = []
-    for index, name in enumerate(names):
-        if index in answers:
+def _answers(
+    bundle: Bundle, rule: ExitRule, names: list[tuple[str, str | None]], asked: PredictAsked
+) -> Iterator[tuple[Answer, str, Sequence[str]]]:
+    """(what is said, why it stopped, remarks) of every file, in their order."""
+    in_order = _InOrder()
+
+    def failed(index: int, error: str) -> None:
+        in_order.put(index, ({"file": names[index][0], "error": error}, "", ()))
+
+    readable = _readable(bundle, names, asked, failed)
+    most_bytes = batch_bytes()
+    batches = in_small_batches(readable, _bytes_held, asked.batch_size, most_bytes)
+    merge = asked.merge_batches
+    if merge is None:
+        merge = len(names) > asked.batch_size and _shrinks(rule) and asked.draw is None and asked.deadline_ms is None
+    outcomes = (
+        _together(bundle, rule, batches, asked.batch_size, HELD_BATCHES * most_bytes)
+        if merge
+        else _apart(bundle, rule, batches, asked.deadline_ms)
+    )
+    for batch, outcome in outcomes:
+        answers = answers_of(outcome, [seen for _, seen in batch], asked.topk)
+        for row, (index, seen) in enumerate(batch):
+            in_order.put(index, (answers[row], outcome.stopped(row), seen.remarks))
+            if asked.draw is not None and seen.pictures:
+                draw(outcome, row, seen, asked.draw, index)
+        del batch, outcome, seen  # before the next ones are read: they may be large
+        yield from in_order.ready()
+    yield from in_order.ready()
+
+
+class _InOrder:
+    """Answers that wait for those before them."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._waiting: dict[int, tuple[Answer, str, Sequence[str]]] = {}
+
+    def put(self, index: int, one: tuple[Answer, str, Sequence[str]]) -> None:
+        self._waiting[index] = one
+
+    def ready(self) -> Iterator[tuple[Answer, str, Sequence[str]]]:
+        while self._next in self._waiting:
+            yield self._waiting.pop(self._next)
+            self._next += 1
+
+
+def _readable(
+    bundle: Bundle, names: list[tuple[str, str | None]], asked: PredictAsked, failed: Callable[[int, str], None]
+) -> Iterator[tuple[int, Seen]]:
+    """Files that could be read, with their numbers; of the others is said what is wrong."""
+    for index, (name, error) in enumerate(names):
+        if error is not None:
+            failed(index, error)
             continue
         try:
-            batch.append((index, see(bundle, name, max_pixels, drawing)))
-        except BadImage as error:
-            message = str(error) if name == "-" or name in str(error) else f"{name}: {error}"
-            answers[index] = {"file": name, "error": message}
-        if len(batch) == batch_size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+            yield index, see(bundle, name, asked.max_pixels, asked.draw is not None)
+        except BadImage as problem:
+            text = str(problem)
+            failed(index, text if name == "-" or name in text else f"{name}: {text}")
+
+
+def _bytes_held(one: tuple[int, Seen]) -> int:
+    """The image, and the pictures that are drawn on, of which Pillow holds 4 bytes a pixel."""
+    seen = one[1]
+    return bytes_of(seen.image) + sum(4 * picture.width * picture.height for picture in seen.pictures)
 
 
 def _shrinks(rule: ExitRule) -> bool:
-    """Whether anybody may leave before the last look."""
+    """Whether any picture may leave before the last look."""
     return any(rule.threshold(look) < math.inf for look in range(1, rule.looks))
 
 
@@ -156,90 +225,26 @@ def _apart(
     for batch in batches:
         ends_at = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1000
         yield batch, bundle.predict_images([seen.image for _, seen in batch], rule, len(batch), ends_at)
+        del batch
 
 
 def _together(
-    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], batch_size: int
+    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], batch_size: int, most_bytes: int
 ) -> Iterator[tuple[Batch, Outcome]]:
-    """What is not sure looks on together with that of other batches."""
+    """Undecided pictures of several batches are pooled, of so many batches as fit into the memory that they may take."""
     begun: deque[Batch] = deque()
 
-    def images() -> Iterator[list[Tensor]]:
-        for batch in batches:
+    def images(first: Batch) -> Iterator[list[Tensor]]:
+        taken, batch = 0, first
+        while True:
             begun.append(batch)
+            taken += sum(map(_bytes_held, batch))
             yield [seen.image for _, seen in batch]
+            following = next(batches, None) if taken < most_bytes else None
+            if following is None:
+                return
+            batch = following
 
-    for outcome in bundle.predict_batches(images(), rule, full_batch=batch_size):
-        yield begun.popleft(), outcome
-
-
-def _answer(outcome: Outcome, batch: Batch, topk: int, draw: Path | None, answers: dict[int, dict[str, Any]]) -> None:
-    cost_macs = outcome.cost_macs.tolist()
-    for row, (index, seen) in enumerate(batch):
-        boxes = _boxes(outcome, row, seen)
-        taken = int(outcome.looks[row])
-        answers[index] = {
-            "file": seen.file,
-            "label": outcome.label[row],
-            "confidence": float(outcome.confidence[row]),
-            "looks": taken,
-            "sure": bool(outcome.sure[row]),
-            "where": [[float(v) for v in place] for place in outcome.where[row, : taken - 1].tolist()],
-            "boxes": [list(box) for box in boxes],
-            "patch_px": outcome.patch_px[row, : taken - 1].tolist(),
-            "cost_macs": int(cost_macs[row]),
-            "top": [{"label": name, "confidence": p} for name, p in outcome.top(row, topk)],
-        }
-        if seen.notes:
-            answers[index]["notes"] = list(seen.notes)
-        if draw is not None and seen.pictures:
-            stem = "stdin" if seen.file == "-" else Path(seen.file).stem[:50]  # names of files have at most 255 bytes
-            _draw(outcome, row, seen, boxes, draw / f"{index:05d}-{stem}.png")
-
-
-def _boxes(outcome: Outcome, row: int, seen: Seen) -> list[tuple[int, int, int, int]]:
-    """(left, top, right, bottom) of each patch in the picture's own pixels."""
-    height, width = seen.image.shape[-2:]
-    boxes = []
-    for look in range(int(outcome.looks[row]) - 1):
-        px = int(outcome.patch_px[row, look])
-        top, left = top_left(outcome.where[row, look][None], height, width, px)[0].tolist()
-        boxes.append(seen.placement.box_in_picture(top, left, px))
-    return boxes
-
-
-def _draw(outcome: Outcome, row: int, seen: Seen, boxes: list[tuple[int, int, int, int]], file: Path) -> None:
-    truth = Path(seen.file).parent.name
-    known = truth in (outcome.classes or ())
-    scale = seen.drawn_scale
-    in_drawing = [(round(a * scale), round(b * scale), round(c * scale), round(d * scale)) for a, b, c, d in boxes]
-    drawn = looks_taken(outcome, row, in_drawing, truth if known else None)
-    picture = draw_strip(seen.pictures, drawn, title=f"{Path(seen.file).name}" + (f" (is {truth})" if known else ""))
-    aside = file.with_name(f".{file.name}")
-    try:
-        picture.save(aside, format="PNG")
-        os.replace(aside, file)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise BadSetting(f"the drawing {file} cannot be written: {error.strerror or error}.") from None
-
-
-def _print(answers: list[dict[str, Any]], topk: int) -> None:
-    good = [a for a in answers if "error" not in a]
-    if not good:
-        return
-    table = Table()
-    table.add_column("file", overflow="fold")
-    for name in ("answer", "confidence", "looks", "stopped", "multiply-adds"):
-        table.add_column(name, justify="left" if name in ("answer", "stopped") else "right", no_wrap=name != "answer")
-    for answer in good:
-        top = "\n".join(f"{t['label']} {t['confidence']:.3f}" for t in answer["top"]) if topk > 1 else answer["label"]
-        table.add_row(
-            escape(answer["file"]),  # rich takes [brackets] for markup
-            escape(top),
-            f"{answer['confidence']:.3f}",
-            str(answer["looks"]),
-            "sure" if answer["sure"] else "out of looks",
-            f"{answer['cost_macs'] / 1e6:,.1f}M",
-        )
-    output().print(table)
+    for first in batches:
+        for outcome in bundle.predict_batches(images(first), rule, full_batch=batch_size):
+            yield begun.popleft(), outcome

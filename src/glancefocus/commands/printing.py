@@ -4,8 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from glancefocus.escaping import lines_kept
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -22,13 +34,18 @@ def notices() -> Console:
 
 
 def say(text: str) -> None:
-    """One line of text on standard output, as it is: paths stay whole."""
-    output().print(text, highlight=False, markup=False, soft_wrap=True)
+    """One line of text on standard output, as it is: paths stay whole. Control characters in it are shown, not obeyed."""
+    output().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
     """One remark on standard error, never broken into lines: its paths can be copied and searched for."""
-    notices().print(text, highlight=False, markup=False, soft_wrap=True)
+    notices().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def cell(text: str) -> str:
+    """Text from outside for a cell or a title of a table: neither rich's [markup] nor control characters do anything."""
+    return escape(lines_kept(text))
 
 
 @contextmanager
@@ -45,6 +62,45 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], 
             progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
 
         yield tell
+
+
+class Display:
+    """Rows on standard output as they come, above a bar with the time left."""
+
+    def __init__(self, console: Console, bar: Progress) -> None:
+        self.console = console
+        self.bar = bar
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, row: RenderableType) -> None:
+        """Print a row, a table, ..."""
+        self.console.print(row)
+
+    def tell(self, what: str, done: float, total: float) -> None:
+        """Show how much of something is done."""
+        if what not in self._tasks:
+            self._tasks[what] = self.bar.add_task(what, total=total)
+        self.bar.update(self._tasks[what], completed=done, total=total)
+
+
+@contextmanager
+def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool = False) -> Iterator[Display]:
+    """A bar on the terminal while the block runs, and rows above it.
+
+    for_programs  standard output is not for people: the bar is shown only where it is not in the way there
+    """
+    console = output()
+    # A terminal that shows both is written to by one console only, or rows and bar would run into each other.
+    on_terminal = console.is_terminal and not for_programs
+    bars = console if on_terminal else notices()
+    hidden = quiet or not bars.is_terminal or (for_programs and console.is_terminal)
+    counted: ProgressColumn = TaskProgressColumn() if in_percent else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), counted, TimeRemainingColumn())
+    # Rich must not redirect standard output: what is meant for a program would end up on standard error.
+    with Progress(
+        *columns, console=bars, transient=True, disable=hidden, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        yield Display(console, bar)
 
 
 def tell_bad_files(problems: Sequence[str]) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from glancefocus.bundle import Bundle
 from glancefocus.data.clip_views import check_frames
 from glancefocus.data.clips import find_clips, frame_indexes, read_clip
-from glancefocus.data.pictures import MAX_PIXELS, find_pictures, read_picture
+from glancefocus.data.pictures import MAX_BYTES, MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.video_files import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Placement, normalise_small, view_pixels
+from glancefocus.errors import BadImage
+from glancefocus.files import read_stream
 
 FRAMES_DRAWN = 4
 """Of a clip so many frames are drawn, as in the paper's figure."""
@@ -26,8 +28,9 @@ class Seen:
     """One file that could be read.
 
     pictures   to draw on, only where that is wanted: one, or some frames of a clip
-    image      what is looked at, normalised: (3, H, W), or (F, 3, H, W)
+    image      what is looked at: (3, H, W), or (F, 3, H, W); normalised, or uint8 where it is large
     notes      what is odd about it
+    remarks    those of them that are also said on standard error
     drawn_scale  side of those pictures over that of the file's own
     """
 
@@ -36,6 +39,7 @@ class Seen:
     image: Tensor
     placement: Placement
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     drawn_scale: float = 1.0
 
 
@@ -46,12 +50,25 @@ def find_files(file: str, frames: int) -> list[Path]:
 
 def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> Seen:
     """Read a file, or standard input for -, as the bundle's network looks at it."""
-    source = sys.stdin.buffer.read() if name == "-" else name
+    source = _standard_input() if name == "-" else name
     if bundle.settings.frames > 1:
         return _see_clip(bundle, name, source, max_pixels, drawing)
-    picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
-    image, placement = bundle.view(picture)
-    return Seen(name, [picture] if drawing else [], image, placement, (placement.note,) if placement.note else ())
+    return see_picture(bundle, name, read_picture(source, max_pixels=max_pixels or MAX_PIXELS), drawing)
+
+
+def see_picture(bundle: Bundle, name: str, picture: Image.Image, drawing: bool) -> Seen:
+    """A picture in RGB, as the bundle's network looks at it."""
+    view = bundle.settings.view
+    pixels, placement = view_pixels(picture, view, bundle.least_px)
+    notes = (placement.note,) if placement.note else ()
+    return Seen(name, [picture] if drawing else [], normalise_small(pixels, view), placement, notes)
+
+
+def _standard_input() -> bytes:
+    try:
+        return read_stream(sys.stdin.buffer, MAX_BYTES)
+    except OSError as error:
+        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None
 
 
 def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | None, drawing: bool) -> Seen:
@@ -74,7 +91,7 @@ def _see_clip(bundle: Bundle, name: str, source: str | bytes, max_pixels: int | 
     pictures = [picture for picture in shown if picture is not None]
     image = torch.stack([image for image, _ in clip.frames])
     notes = (*clip.notes, placements[0].note) if placements[0].note else clip.notes
-    return Seen(name, pictures, image, placements[0], notes, scales[0])
+    return Seen(name, pictures, image, placements[0], notes, clip.notes, scales[0])
 
 
 def _scaled(picture: Image.Image, scale: float) -> Image.Image:

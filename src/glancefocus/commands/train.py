@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,23 @@ from glancefocus.commands.printing import print_verdict, say
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.run import threads_per_process, train
-from glancefocus.training.run_folder import BUNDLE_FOLDER, locked, prepare_folder, run_farewell
+from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, locked, prepare_folder, run_farewell
 from glancefocus.training.settings import TrainSettings
 
 
-def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
+def run_training(settings: TrainSettings, folder: Path, *, as_json: bool, track: Sequence[str] | None) -> None:
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
     with run_farewell(folder), _memory_errors(settings):
-        bundle = train(settings, folder, quiet=as_json, planned=True)
+        bundle = train(settings, folder, quiet=as_json, planned=True, reported=True, track=track)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
+        fact["report"] = str(folder / REPORT_FOLDER / "report.html")
         fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
-        print(json.dumps(fact, indent=1))  # noqa: T201
+        print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
     if "aims" in bundle.notes:
         say(bundle.notes["aims"]["sentence"])
@@ -38,7 +39,7 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
-        f"ask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
+        f"report: {folder / REPORT_FOLDER / 'report.html'}\nask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )
 
 

@@ -4,6 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+BundleName = Annotated[
+    str,
+    Parameter(
+        help="A folder written by training or by `gf import`, or hf://user/name (hf://user/name@revision) on Hugging Face's hub."
+    ),
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON for machines instead of a table.")]
 Runtime = Annotated[
     str | None,

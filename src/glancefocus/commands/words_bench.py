@@ -33,7 +33,7 @@ def bench(
     Parameters
     ----------
     network
-        A bundle, or a preset of `gf models`, which gets made-up weights.
+        A bundle, its name on the hub (hf://user/name), or a preset of `gf models`, which gets made-up weights.
     data
         Labelled images, as for `gf evaluate`: thresholds are then such that glancefocus is as accurate as the backbone. Left out:
         images are noise, and leave after each look in given shares.
@@ -65,6 +65,7 @@ def bench(
         of these, choose the thresholds.
     """
     from glancefocus.commands.bench import BenchAsked, bench_network
+    from glancefocus.hub import local_folder
 
     asked = BenchAsked(
         runtimes=None if runtime is None else _words(runtime),
@@ -79,7 +80,7 @@ def bench(
         rounds=rounds,
         split=split,
     )
-    bench_network(network, data, asked, as_json=json)
+    bench_network(str(local_folder(network)), data, asked, as_json=json)
 
 
 def _words(given: list[str]) -> list[str]:

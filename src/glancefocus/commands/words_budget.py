@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
+from glancefocus.commands.words import BundleName, Json, LightWeights, Runtime, Threads
 
 
 def evaluate(
-    bundle: Path,
+    bundle: BundleName,
     data: str,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -30,8 +30,6 @@ def evaluate(
 
     Parameters
     ----------
-    bundle
-        A folder written by training or by `gf import`.
     data
         A folder with val/ or test/ of class folders, or of class folders; a CSV of path,label; a built-in world; or the folder of
         a look record that was made before.
@@ -53,9 +51,10 @@ def evaluate(
         smaller sizes, which takes as long as training it again; none: nothing.
     """
     from glancefocus.commands.evaluate import evaluate_bundle
+    from glancefocus.hub import local_folder
 
     evaluate_bundle(
-        bundle,
+        local_folder(bundle),
         data,
         report=output,
         split=split,
@@ -72,7 +71,7 @@ def evaluate(
 
 
 def budget(
-    bundle: Path,
+    bundle: BundleName,
     data: str,
     *,
     macs: float | None = None,
@@ -98,8 +97,6 @@ def budget(
 
     Parameters
     ----------
-    bundle
-        A folder written by training or by `gf import`.
     data
         As for `gf evaluate`.
     macs
@@ -130,6 +127,11 @@ def budget(
         Write thresholds and curve into the bundle; --no-store only shows them.
     """
     from glancefocus.commands.budget import BudgetAsked, set_budget
+    from glancefocus.hub import local_folder, refuse_writing
 
+    if store:
+        refuse_writing(bundle)
     asked = BudgetAsked(macs, ms, curve, solver, score, on, calibrate, batch_size, workers, max_bad_files, store, split)
-    set_budget(bundle, data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json)
+    set_budget(
+        local_folder(bundle), data, asked, runtime=runtime, light_weights=light_weights, threads=threads, as_json=json
+    )

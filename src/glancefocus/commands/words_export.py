@@ -5,11 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from glancefocus.commands.words import Json
+from glancefocus.commands.words import BundleName, Json
 
 
 def export(
-    bundle: Path,
+    bundle: BundleName,
     *,
     to: str,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
@@ -28,8 +28,6 @@ def export(
 
     Parameters
     ----------
-    bundle
-        A folder written by training or by `gf import`.
     to
         onnx, openvino, executorch or litert. The last two need environments of their own, see docs/export.md.
     output
@@ -46,5 +44,8 @@ def export(
         Points of accuracy that int8 may lose; where it loses more, nothing is written.
     """
     from glancefocus.commands.export import ExportAsked, export_folder
+    from glancefocus.hub import local_folder
 
-    export_folder(bundle, output, ExportAsked(to, images, max_images, int8, calibrate, max_drop), as_json=json)
+    export_folder(
+        local_folder(bundle), output, ExportAsked(to, images, max_images, int8, calibrate, max_drop), as_json=json
+    )

@@ -45,6 +45,7 @@ def train(
     seed: int | None = None,
     rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
+    track: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     json: Json = False,
 ) -> None:
     """Train on your images or clips. Prints a plan first; the same command again goes on where it was stopped.
@@ -128,11 +129,17 @@ def train(
         tuned (also tuned at two smaller sizes with the epochs of the stage backbone), or none.
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
+    track
+        Trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow; none for none of them. Left
+        out: tensorboard where it is installed. metrics.jsonl in the run's folder is always written.
     """
     from glancefocus.commands.printing import notice
     from glancefocus.commands.train import run_in_processes, run_training
     from glancefocus.data.worlds import WORLDS
     from glancefocus.training.recipes import default_output, train_settings
+    from glancefocus.training.trackers import chosen_trackers
+
+    trackers = chosen_trackers(track)
 
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
     view = {name: value for name, value in view.items() if value is not None}
@@ -186,7 +193,7 @@ def train(
             "pictures keep their own size (fit is whole): --height-px and --width-px only stand for it where costs and times are "
             "measured. Use --fit stretch or --fit crop to resize them."
         )
-    run_training(settings, folder, as_json=json)
+    run_training(settings, folder, as_json=json, track=trackers)
 
 
 def _effort(quick: bool, thorough: bool) -> Literal["quick", "usual", "thorough"]:

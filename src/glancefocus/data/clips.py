@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -186,13 +187,19 @@ def _from_folder(
     return Clip([kept[number] for number in chosen], len(names), tuple(notes))
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
-    """frame2 before frame10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name.lower()) if part]
+def _in_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """frame2 before frame10, in the digits of any script; names with the same numbers by their spelling."""
+    parts = enumerate(re.split(r"(\d+)", _plain_digits(name).lower()))
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in parts], name
+
+
+def _plain_digits(name: str) -> str:
+    """The name with digits that have a special form, such as ², in their usual one."""
+    return unicodedata.normalize("NFKC", name)
 
 
 def _gaps(folder: Path, names: list[str]) -> list[str]:
-    numbers = [int(found[-1]) for name in names if (found := re.findall(r"[0-9]+", Path(name).stem))]
+    numbers = [int(found[-1]) for name in names if (found := re.findall(r"\d+", _plain_digits(Path(name).stem)))]
     missing = max(numbers) - min(numbers) + 1 - len(set(numbers)) if len(numbers) == len(names) else 0
     if missing <= 0 or len(set(numbers)) != len(numbers):
         return []

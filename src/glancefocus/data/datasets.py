@@ -16,6 +16,7 @@ from glancefocus.data.media import Medium, Pictures, medium_of
 from glancefocus.data.split_record import RecordedFile, SplitRecord, recorded_files
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
+from glancefocus.data.writable_names import check_class_names
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
 from glancefocus.settings import ViewSettings, check_fields
@@ -225,8 +226,11 @@ def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> 
     if not path.exists():
         raise UnknownName("data set", str(path), WORLDS, "Name a folder, a CSV file or a built-in world.")
     if path.is_file():
-        return read_csv(path, remarks)
-    return medium.published(path) or read_folder(path, medium)
+        rows, classes = read_csv(path, remarks)
+    else:
+        rows, classes = medium.published(path) or read_folder(path, medium)
+    check_class_names(classes, str(path))
+    return rows, classes
 
 
 def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:

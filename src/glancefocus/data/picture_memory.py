@@ -48,8 +48,9 @@ def in_small_batches(
             yield batch
             batch, taken = [], 0
         batch.append(item)
+        del item
         taken += size
-        if len(batch) == most_items:
+        if len(batch) == most_items or taken >= most_bytes:  # before the next one is read
             yield batch
             batch, taken = [], 0
     if batch:

@@ -21,7 +21,10 @@ from torch import Tensor
 
 from glancefocus.data.picture_memory import DECODING_BYTES, bands, check_memory
 from glancefocus.errors import BadImage
+from glancefocus.files import open_file, read_stream
 
+MAX_BYTES = 2 << 30
+"""Of a picture or a clip on standard input, which has no size that could be asked for."""
 MAX_PIXELS = 178_956_970  # where Pillow refuses too: half a gigabyte when decoded to RGB
 
 # Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that only a
@@ -94,7 +97,8 @@ def read_picture(
     except PermissionError as error:
         raise BadImage(f"{name} may not be read by this user. Change its permissions.") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
-        raise BadImage(f"{name} cannot be read: {error}. Check the path and the disk.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise BadImage(f"{name} cannot be read: {reason}. Check the path and the disk.") from error
 
 
 def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
@@ -158,10 +162,10 @@ def _opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
-        with open(source, "rb") as file:
-            yield file if file.seekable() else io.BytesIO(file.read())
+        with open_file(source) as file:
+            yield file
     else:
-        yield io.BytesIO(source.read())
+        yield io.BytesIO(read_stream(source, MAX_BYTES))
 
 
 def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | None) -> Image.Image:

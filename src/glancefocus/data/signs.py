@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.data.sign_scenes import CLASSES, DRAWING_VERSION, Box, SignsSettings, draw_scene
-from glancefocus.data.world_cache import Shapes, default_cache_dir, kept_scenes
+from glancefocus.data.world_cache import Shapes, kept_scenes
 from glancefocus.data.world_seeds import balanced_label, scene_stream
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.interrupts import children_without_signals
 
-__all__ = ["CLASSES", "SPLITS", "Signs", "SignsSettings", "default_cache_dir", "draw_scene", "make_signs"]
+__all__ = ["CLASSES", "SPLITS", "Signs", "SignsSettings", "draw_scene", "make_signs"]
 
 SPLITS = ("train", "val", "test")
 
@@ -57,7 +57,7 @@ def make_signs(
     Scene i depends on seed, split, i and settings alone: neither their number nor that of the processes changes it.
 
     split     train, val or test: three streams that share no scene
-    cache     folder to keep the scenes in; "default" is default_cache_dir(), None keeps them in memory only
+    cache     folder to keep the scenes in; "default" is that of the program (files.cache_folder), None keeps them in memory only
     progress  called with (scenes drawn, count) after each scene; not called when the cache has them all
     workers   processes that draw; more than one needs a main module that can be imported
     """

@@ -7,6 +7,7 @@ So a short clip is decoded straight through, and of a long one a small part.
 
 import bisect
 import io
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,16 @@ MAX_SECONDS = 60.0
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpeg,mpegts,flv,asf,ogg,h264,hevc,ivf,obu,m4v,mjpeg,apng,nut,mxf"
 )
-_TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
+# What turns a frame as its display matrix says, see _orientation.
+_TURNS = {
+    (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
+    (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
+    (False, True, True): Image.Transpose.ROTATE_180,
+    (True, False, False): Image.Transpose.TRANSPOSE,
+    (True, True, False): Image.Transpose.ROTATE_270,
+    (True, False, True): Image.Transpose.ROTATE_90,
+    (True, True, True): Image.Transpose.TRANSVERSE,
+}
 
 Take = Callable[[int, Image.Image], None]
 """Is given a frame's number and its picture."""
@@ -183,24 +193,15 @@ class VideoFile:
             yield packet
 
     def _picture(self, frame: Any) -> Image.Image:
-        """The frame upright, in RGB, transparency on white, as a viewer would show it."""
-        self._check_size(frame.width, frame.height)  # a stream may change its size half way
-        try:
-            if any(component.is_alpha for component in frame.format.components):
-                picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
-            else:
-                picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
-        except (self._av.error.FFmpegError, ValueError, MemoryError) as error:
-            raise BadClip(f"a frame of {self.name} cannot be turned into a picture ({_reason(error)}).") from None
-        turn = _TURNS.get(int(frame.rotation) % 360)
-        return picture if turn is None else picture.transpose(turn)
+        return frame_picture(self._av, frame, self.name, self.limits.pixels)
 
     def _read_timetable(self) -> _Timetable:
         shown: list[int] = []
         keys: list[int] = []
         timed = True
         with self._opened() as (container, stream):
-            self._check_size(int(stream.codec_context.width), int(stream.codec_context.height))
+            size = int(stream.codec_context.width), int(stream.codec_context.height)
+            _check_size(*size, self.name, self.limits.pixels)
             promised = int(stream.frames)
             for packet in self._packets(container, stream):
                 if not packet.size or packet.is_discard or packet.is_corrupt:
@@ -216,13 +217,6 @@ class VideoFile:
             raise BadClip(f"{self.name} has a video stream without frames, or is cut off. Save or download it again.")
         exact = timed and ordered and bool(keys) and len(set(shown)) == len(shown) and min(keys) == min(shown)
         return _Timetable(sorted(shown), sorted(keys), exact, max(0, promised - len(shown)))
-
-    def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.limits.pixels:
-            raise BadClip(
-                f"{self.name} has frames of {width}x{height} px, more than the limit of {self.limits.pixels:,} pixels. "
-                "Make it smaller, or raise the limit if you trust it."
-            )
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, Any]]:
@@ -249,6 +243,43 @@ class VideoFile:
             if streams[0].codec_context is None:
                 raise BadClip(f"{self.name} is in a format that nothing here can decode. Convert it to MP4.")
             yield container, streams[0]
+
+
+def frame_picture(av: Any, frame: Any, name: str, max_pixels: int) -> Image.Image:
+    """The frame upright, in RGB, transparency on white, as a viewer would show it.
+
+    av  the module of PyAV
+    """
+    _check_size(frame.width, frame.height, name, max_pixels)  # a stream may change its size half way
+    try:
+        if any(component.is_alpha for component in frame.format.components):
+            picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
+        else:
+            picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    except (av.error.FFmpegError, ValueError, MemoryError) as error:
+        raise BadClip(f"a frame of {name} cannot be turned into a picture ({_reason(error)}).") from None
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    turn = None if matrix is None else _TURNS.get(_orientation(bytes(matrix)))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def _check_size(width: int, height: int, name: str, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise BadClip(
+            f"{name} has frames of {width}x{height} px, more than the limit of {max_pixels:,} pixels. "
+            "Make it smaller, or raise the limit if you trust it."
+        )
+
+
+def _orientation(matrix: bytes) -> tuple[bool, bool, bool]:
+    """(rows and columns change places, then left and right do, then top and bottom do): the nearest of the eight orientations.
+
+    matrix  nine numbers of 32 bits (a b u, c d v, x y w): a pixel at (x, y) is shown at (a x + c y, b x + d y), y pointing down
+    """
+    a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        return True, c < 0, b < 0
+    return False, a < 0, d < 0
 
 
 def _runs(wanted: list[int], keys: list[int]) -> Iterator[tuple[int, list[int]]]:

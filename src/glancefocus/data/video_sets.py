@@ -9,14 +9,15 @@ have no labels and are left out; the official validation clips are `val`.
 """
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 from glancefocus.data.clips import VIDEO_SUFFIXES
 from glancefocus.data.splits import Row
-from glancefocus.errors import BadData
+from glancefocus.errors import BadData, BadSetting
+from glancefocus.typed import read_json
 
+_MOST_BYTES = 256 << 20  # of a list of clips
 _SPLITS = {"train": "train", "validation": "val"}
 
 
@@ -66,7 +67,7 @@ def _classes(file: Path) -> tuple[str, ...]:
     """In the order of their numbers; a CSV has none, and is sorted as TSM sorts it."""
     if file.suffix == ".json":
         table = _json(file)
-        if not isinstance(table, dict) or not all(str(number).isdigit() for number in table.values()):
+        if not isinstance(table, dict) or not all(str(number).isdecimal() for number in table.values()):
             raise BadData(f"{file} is not a table of labels and their numbers.")
         return tuple(sorted(table, key=lambda label: int(table[label])))
     return tuple(sorted(line[0] for line in _lines(file)))
@@ -88,8 +89,8 @@ def _entries(file: Path) -> list[tuple[str, str]]:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        return read_json(file, _MOST_BYTES)
+    except (BadSetting, OSError) as error:
         raise BadData(f"{file} cannot be read: {error}.") from None
 
 

@@ -6,11 +6,11 @@ written aside and renamed, so it is whole or not there; one that was damaged lat
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
+from glancefocus.files import cache_folder, lock, open_file, remove_unfinished, replace_folder, write_text
+from glancefocus.typed import read_json
 
+ABOUT_FILE = "about.json"
 _CHECKED_BLOCKS, _BLOCK_BYTES = 1024, 1 << 20
+_MOST_ABOUT_BYTES, _LEFT_FREE_BYTES = 1 << 20, 256 << 20
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 """{name: (shape, type as numpy writes it)} of the arrays of a split; their first axis counts scenes."""
 Scenes = Iterable[tuple[NDArray[Any], ...]]
 """One scene after the other: its part of each array, in their order."""
-
-
-def default_cache_dir() -> Path:
-    """Where made data is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus."""
-    chosen = os.environ.get("GLANCEFOCUS_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
 
 
 def kept_scenes(
@@ -42,30 +40,47 @@ def kept_scenes(
 
     scenes  nothing is drawn before the first is asked for
     about   everything that the scenes depend on, with the names of the `world` and the `split`
-    cache   None holds them in memory only
+    cache   "default": the program's cache folder; None holds them in memory only
     """
     if cache is None:
         return _hold_in_memory(scenes, shapes)
-    world = about["world"]
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    folder = (default_cache_dir() if cache == "default" else cache) / f"{world}-{about['split']}-{name}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder.with_suffix(".lock")):
-            tensors = _open(folder, shapes)
-            if tensors is None:
-                _write(folder, scenes, shapes, about)
-                tensors = _open(folder, shapes)
+        folder = cache_folder() if cache == "default" else cache
+        folder.mkdir(parents=True, exist_ok=True)
+        return _kept_in(folder, scenes, shapes, about)
     except OSError as error:
         raise BadSetting(
-            f"the scenes of {world} cannot be kept in {folder.parent} ({error.strerror or error}). "
+            f"the scenes of {about['world']} cannot be kept in {error.filename or cache} ({error.strerror or error}). "
             "Make room there, or set GLANCEFOCUS_CACHE to a folder that can be written."
         ) from error
+
+
+def _kept_in(cache: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) -> dict[str, Tensor]:
+    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / f"{about['world']}-{about['split']}-{name}"
+    with lock(folder.with_suffix(".lock"), wait=True):  # of several processes that want the same scenes one draws them
+        tensors = _open(folder, shapes)
+        if tensors is None:
+            _refuse_to_fill(cache, shapes, about["world"])
+            remove_unfinished(cache, folder.name)
+            _write(folder, scenes, shapes, about)
+            tensors = _open(folder, shapes)
     if tensors is None:
         raise BadSetting(
             f"{folder} reads differently from what was just written. Set GLANCEFOCUS_CACHE to another disk."
         )
     return tensors
+
+
+def _refuse_to_fill(cache: Path, shapes: Shapes, world: str) -> None:
+    """Refuse scenes that the disk has no room for, before the first is drawn."""
+    wanted = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
+    free = shutil.disk_usage(cache).free
+    if wanted + _LEFT_FREE_BYTES > free:
+        raise BadSetting(
+            f"the scenes of {world} would take {wanted / 1e9:,.1f} GB, but {cache} has {free / 1e9:,.1f} GB left. "
+            "Draw fewer or smaller scenes (--scenes), make room there, or set GLANCEFOCUS_CACHE to another disk."
+        )
 
 
 def _hold_in_memory(scenes: Scenes, shapes: Shapes) -> dict[str, Tensor]:
@@ -81,10 +96,7 @@ def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) 
 
     Not through a memory map: on a full disk that ends the process, where an ordinary write says what is wrong.
     """
-    aside = folder.with_suffix(".partial")
-    shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
-    aside.mkdir()
-    try:
+    with replace_folder(folder) as aside:
         files = {name: (aside / f"{name}.npy").open("wb") for name in shapes}
         try:
             for name, (shape, kind) in shapes.items():
@@ -93,24 +105,20 @@ def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) 
             for scene in scenes:
                 for (name, (_, kind)), part in zip(shapes.items(), scene, strict=True):
                     files[name].write(np.asarray(part, dtype=kind).tobytes())
+            for file in files.values():
+                file.flush()
+                os.fsync(file.fileno())
         finally:
             for file in files.values():
                 file.close()
         checksums = {name: _checksum(aside / f"{name}.npy") for name in files}
-        (aside / "about.json").write_text(json.dumps(about | {"checksums": checksums}, indent=2))
-        for path in aside.iterdir():
-            _flush_to_disk(path)
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        aside.rename(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        write_text(aside / ABOUT_FILE, json.dumps(about | {"checksums": checksums}, indent=2))
 
 
 def _open(folder: Path, shapes: Shapes) -> dict[str, Tensor] | None:
     """The split in this folder, or None if it is not there or damaged."""
     try:
-        checksums = json.loads((folder / "about.json").read_text())["checksums"]
+        checksums = read_json(folder / ABOUT_FILE, _MOST_ABOUT_BYTES)["checksums"]
         tensors = {}
         for name, (shape, kind) in shapes.items():
             path = folder / f"{name}.npy"
@@ -119,7 +127,7 @@ def _open(folder: Path, shapes: Shapes) -> dict[str, Tensor] | None:
             if array.shape != shape or array.dtype.str != kind or checksums[name] != _checksum(path):
                 return None
             tensors[name] = torch.from_numpy(array)
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except Exception:  # damaged bytes make numpy fail in many ways; such scenes are drawn again
         return None
     return tensors
 
@@ -128,26 +136,8 @@ def _checksum(path: Path) -> int:
     """Of a file's length and of 1,024 blocks of 1 MiB spread evenly: all of it up to 1 GiB, samples beyond."""
     size = path.stat().st_size
     total = zlib.crc32(str(size).encode())
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for start in range(0, size, max(_BLOCK_BYTES, size // _CHECKED_BLOCKS)):
             file.seek(start)
             total = zlib.crc32(file.read(_BLOCK_BYTES), total)
     return total
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Let one process through at a time, so that several that want the same scenes draw them once."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two processes at once may both draw, and the later one wins
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
-        yield

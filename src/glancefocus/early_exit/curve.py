@@ -6,10 +6,62 @@ from typing import Any
 
 import numpy as np
 
-from glancefocus.errors import BadBudget
+from glancefocus.errors import BadBudget, BadSetting
+from glancefocus.typed import Fields, list_of, number_of, whole_of
 
 Point = dict[str, Any]
 """thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ..."""
+
+
+MOST_POINTS = 100_000
+
+
+def read_curve(plain: Any, where: str, looks: int, sizes: int) -> list[Point]:
+    """Operating points of a network with so many looks and patch sizes, out of plain values; what cannot be meant is refused."""
+    return list_of(plain, where, MOST_POINTS, lambda value, name: _read_point(value, name, looks, sizes))
+
+
+def _read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
+    """Everything that is used is checked; whatever else a point says is kept as it is."""
+    fields = Fields(plain, where)
+    point = dict(fields.plain)
+    point["thresholds"] = read_thresholds(fields.value("thresholds"), fields.name("thresholds"), looks, sizes)
+    for name in ("mean_macs", "budget_macs"):
+        if name in point:
+            point[name] = fields.number(name, 0.0, 1e18)
+    if "accuracy" in point:
+        point["accuracy"] = fields.number("accuracy", 0.0, 1.0)
+    if "exits_per_look" in point:
+        exits = fields.listed("exits_per_look", looks, _count)
+        if len(exits) != looks or sum(exits) < 1:
+            raise BadSetting(f"{fields.name('exits_per_look')} must count images for each of {looks} looks.")
+    if "patches_per_look_and_size" in point:
+        rows = fields.listed("patches_per_look_and_size", looks, lambda v, n: list_of(v, n, sizes, _count))
+        if [len(row) for row in rows] != [sizes] * (looks - 1):
+            raise BadSetting(
+                f"{fields.name('patches_per_look_and_size')} must have {looks - 1} rows of {sizes} counts."
+            )
+    return point
+
+
+def read_thresholds(plain: Any, where: str, looks: int, sizes: int) -> list[Any]:
+    """One number for each look, with several patch sizes a row of one for each size."""
+
+    def number(value: Any, name: str) -> float:
+        return number_of(value, name, -1e6, 1e6)
+
+    def row(value: Any, name: str) -> Any:
+        return number(value, name) if sizes == 1 else list_of(value, name, sizes, number)
+
+    read = list_of(plain, where, looks, row)
+    if len(read) != looks or (sizes > 1 and any(len(each) != sizes for each in read)):
+        each = "" if sizes == 1 else f" rows of {sizes}"
+        raise BadSetting(f"{where} must have {looks}{each} thresholds, one for each look.")
+    return read
+
+
+def _count(value: Any, name: str) -> int:
+    return whole_of(value, name, 0, 10**12)
 
 
 def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Point], float]) -> Any | None:

@@ -1,5 +1,6 @@
 """Learnt aims against aims at random and at the centre, on the same images: whether the policy has learnt anything that matters."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch import Tensor
 from glancefocus.adaptive import KnownGlance, Policy, look_until_sure
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.early_exit.rule import every_look
+from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.evaluation.rivals import chosen_rows
 from glancefocus.evaluation.verdict import paired_interval
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
+from glancefocus.ranges import shown
 from glancefocus.scene import as_batch
+from glancefocus.typed import Fields
 
 MOST_IMAGES = 1000
 RANDOM_DRAWS = 2
@@ -44,6 +48,19 @@ class AimsCheck:
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def noted_aims(notes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a bundle's notes say of its aims, checked; None where they say nothing."""
+    if notes.get("aims") is None:
+        return None
+    try:
+        fields = Fields(notes["aims"], "notes.aims")
+        if not isinstance(fields.value("better"), bool):
+            raise BadSetting(f"notes.aims.better must be true or false, but got {shown(fields.value('better'))}.")
+        return {**fields.plain, "sentence": fields.text("sentence", 5000)}
+    except BadSetting as error:
+        raise BadBundle(f"the bundle is damaged: {error}") from None
 
 
 def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, workers: int = 0) -> AimsCheck:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from glancefocus.escaping import one_line
 from glancefocus.outcome import Outcome
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, each with the ink that reads best on it.
@@ -83,8 +84,13 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
     return draw_strip([picture], looks, title=title)
 
 
-def draw_strip(pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "") -> Image.Image:
-    """The same for frames of one clip side by side, each with all boxes and tags, over one caption (paper, Figure of videos)."""
+def draw_strip(
+    pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "", notes: Sequence[str] = ()
+) -> Image.Image:
+    """The same for frames of one clip side by side, each with all boxes and tags, over one caption (paper, Figure of videos).
+
+    notes  lines at the end of the caption
+    """
     factor = enlargement(pictures[0].size)
     size = (pictures[0].width * factor, pictures[0].height * factor)
     font_px = max(_SMALLEST_FONT_PX, min(size) // 24)
@@ -92,7 +98,7 @@ def draw_strip(pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, t
     step = size[0] + max(4, font_px // 2)
     # Of a narrow picture the caption is still readable.
     canvas_width = max(step * (len(pictures) - 1) + size[0], _SHORTEST_PX)
-    lines = _caption_lines(looks, title, font, canvas_width - font_px)
+    lines = _caption_lines(looks, title, notes, font, canvas_width - font_px)
     line_height = round(1.4 * font_px)
     height = size[1] + len(lines) * line_height + (font_px if lines else 0)
     canvas = Image.new("RGB", (canvas_width, height), _PAPER)
@@ -185,13 +191,16 @@ class _Line:
     mark: str | None = None
 
 
-def _caption_lines(looks: Sequence[LookDrawn], title: str, font: _Font, room_px: int) -> list[_Line]:
+def _caption_lines(
+    looks: Sequence[LookDrawn], title: str, notes: Sequence[str], font: _Font, room_px: int
+) -> list[_Line]:
     lines = [_Line(text) for text in _wrapped(title, font, room_px)]
     indent_px = round(font.getbbox("0")[3] * 1.2)
     for look in looks:
         first, *more = _wrapped(look.caption, font, room_px - indent_px)
         lines.append(_Line(first, indent_px, look.colour))
         lines.extend(_Line(text, indent_px) for text in more)
+    lines.extend(_Line(text) for note in notes for text in _wrapped(note, font, room_px))
     return lines
 
 
@@ -199,7 +208,7 @@ def _wrapped(text: str, font: _Font, room_px: int) -> list[str]:
     """The text in lines of at most room_px, broken at blanks, and within a word that is too long by itself."""
     lines: list[str] = []
     line = ""
-    for letter in " ".join(text.splitlines()):
+    for letter in one_line(" ".join(text.splitlines())):
         if line and font.getlength(line + letter) > room_px:
             head, blank, tail = line.rpartition(" ")
             broken_at_blank = bool(blank and head.strip()) and letter != " "

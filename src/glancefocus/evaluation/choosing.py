@@ -14,6 +14,7 @@ from glancefocus.data.datasets import DataSettings
 from glancefocus.data.joined_splits import JoinedSplit
 from glancefocus.data.labelled import WHOLE, Labelled, open_labelled, world_settings
 from glancefocus.data.media import medium_of
+from glancefocus.data.noted_settings import noted_settings
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS
@@ -21,7 +22,6 @@ from glancefocus.early_exit.look_record import ABOUT_FILE, LookRecord
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
 from glancefocus.evaluation.recording import data_fingerprint, record_looks
-from glancefocus.settings import from_plain
 
 Progress = Callable[[str, int, int], None]
 
@@ -63,8 +63,7 @@ class Records:
 
     @functools.cached_property
     def _trained_on(self) -> DataSettings | None:
-        stored = self.bundle.notes.get("data_settings")
-        return None if stored is None else from_plain(DataSettings, stored)
+        return noted_settings(self.bundle.notes)
 
     @property
     def bad_files(self) -> list[str]:

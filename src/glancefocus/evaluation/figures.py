@@ -126,6 +126,28 @@ def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
         ys = [100 * row["val_accuracy"][look] for row in metrics if len(row["val_accuracy"]) > look]
         name = "first answer" if look == 0 else f"after look {look + 1}"
         axes.plot(xs, ys, "o", markersize=3.5, color=colours[look % len(colours)], label=name)
+    _name_stages(axes, metrics)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation accuracy (%)")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def loss_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
+    """The mean loss of every epoch of every stage."""
+    figure, axes = new_figure(9.6, 4.2)
+    points = [(x, row["loss"], row["stage_number"]) for x, row in enumerate(metrics, start=1) if "loss" in row]
+    for number in sorted({stage for _, _, stage in points}):
+        own = [(x, loss) for x, loss, stage in points if stage == number]
+        axes.plot(*zip(*own, strict=True), "o-", markersize=3.5, color=BLUE)
+    _name_stages(axes, metrics)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    return figure
+
+
+def _name_stages(axes: Any, metrics: Sequence[dict[str, Any]]) -> None:
+    """Shade every second stage and write its name above it."""
     start = 1
     for x, row in enumerate(metrics, start=1):
         last = x == len(metrics) or metrics[x]["stage_number"] != row["stage_number"]
@@ -135,7 +157,3 @@ def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
                 (start + x) / 2, 1.01, row["stage"], transform=axes.get_xaxis_transform(), ha="center", fontsize=8
             )
             start = x + 1
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("validation accuracy (%)")
-    axes.legend(frameon=False, fontsize=8)
-    return figure

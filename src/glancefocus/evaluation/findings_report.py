@@ -11,32 +11,40 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from glancefocus.escaping import csv_cell, one_line
 from glancefocus.evaluation.figures import as_png, as_svg, look_names
 from glancefocus.evaluation.findings import Findings, Point
 from glancefocus.evaluation.findings_figures import draw_findings, expected_looks
-from glancefocus.evaluation.report import gallery_sections, page_of, replace_file, table_html
+from glancefocus.evaluation.report import page_of, replace_file, table_html
 from glancefocus.evaluation.verdict_report import verdict_lines_of_csv, verdict_section
 
 SCORE_BUDGETS, SIZE_BUDGETS, TERMINAL_BUDGETS = 6, 9, 8
 SCORE_ORDER = ("random", "entropy", "confidence", "value")
-OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv")
+OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "classes.csv")
 NO_POINT = "--"
 
 
 def write_findings(
-    folder: Path, findings: Findings, *, title: str, gallery: Sequence[tuple[str, list[str]]] = ()
+    folder: Path,
+    findings: Findings,
+    *,
+    title: str,
+    more: Sequence[str] = (),
+    more_csv: dict[str, list[dict[str, Any]]] | None = None,
 ) -> None:
     """Write the page, the numbers and the figures; what an earlier evaluation left under our names goes away.
 
-    gallery  (heading, pictures as data URLs)
+    more      further sections of the page, as HTML
+    more_csv  {file: rows} of further tables
     """
     numbers = json.dumps(findings.to_plain(), indent=1, allow_nan=False)
     figures = draw_findings(findings)
     drawn = {name: as_svg(figure) for name, figure in figures.items()}
     files = {"findings.json": numbers.encode(), **_csv_files(findings)}
+    files |= {name: _csv(rows) for name, rows in (more_csv or {}).items()}
     files |= {f"figures/{name}.svg": svg.encode() for name, svg in drawn.items()}
     files |= {f"figures/{name}.png": as_png(figure) for name, figure in figures.items()}
-    files["report.html"] = page_of(title, [*_sections(title, findings, drawn), *gallery_sections(gallery)]).encode()
+    files["report.html"] = page_of(title, [*_sections(title, findings, drawn), *more]).encode()
     for name, content in files.items():
         replace_file(folder / name, content)
     ours = [*OPTIONAL_FILES, *(f"figures/{name}.{kind}" for name in _captions(findings) for kind in ("svg", "png"))]
@@ -47,7 +55,7 @@ def write_findings(
 
 def summary_tables(findings: Findings) -> list[Table]:
     """For the terminal: accuracy and cost of every look, and what some budgets give."""
-    per_look = Table(title=f"{escape(findings.data)}: {findings.images:,} images")
+    per_look = Table(title=f"{escape(one_line(findings.data))}: {findings.images:,} images")
     names = look_names(len(findings.accuracy_after_look))
     for column in ("", *names):
         per_look.add_column(column, justify="right" if column else "left")
@@ -57,7 +65,7 @@ def summary_tables(findings: Findings) -> list[Table]:
 
 
 def _budget_summary(findings: Findings, names: Sequence[str]) -> Table:
-    budgets = Table(title=f"thresholds chosen on {escape(findings.chosen_on)}")
+    budgets = Table(title=f"thresholds chosen on {escape(one_line(findings.chosen_on))}")
     with_ms = all("mean_ms" in point for point in findings.curve)
     for column in ("budget", "multiply-adds", *(["ms"] if with_ms else []), "accuracy", "95 % interval"):
         budgets.add_column(column, justify="right", no_wrap=True)
@@ -157,7 +165,7 @@ def _csv(rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, list(names), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: csv_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows)
     return stream.getvalue().encode()
 
 

@@ -1,7 +1,6 @@
 """The report: one self-contained HTML page with figures, tables and a gallery of what was looked at."""
 
 import base64
-import contextlib
 import html
 import io
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from glancefocus.evaluation.figures import (
     look_names,
     training_figure,
 )
+from glancefocus.files import write_file
 from glancefocus.outcome import Outcome
 from glancefocus.scene import as_batch, top_left
 
@@ -48,6 +48,7 @@ svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note {
 .figures { grid-template-columns: repeat(auto-fill, minmax(min(31rem, 100%), 1fr)); }
 .figures > :last-child:nth-child(odd) { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; }
 .figures > :last-child:nth-child(odd) figcaption { flex: 1 1 14rem; }
+img.sheet { max-width: 100%; height: auto; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
 """
 
@@ -124,15 +125,11 @@ def table_html(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file aside and rename it into place, so that there is always a whole one."""
-    aside = file.with_name(f".{file.name}")
+    """Write a file aside and rename it into place, so that there is always a whole one; what cannot be written is said."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(content)
-        aside.replace(file)
+        write_file(file, lambda stream: stream.write(content))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise BadRun(
             f"{file} could not be written ({error.strerror or error}). Choose another folder, or make room on the disk."
         ) from error

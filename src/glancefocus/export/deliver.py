@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle import Bundle
-from glancefocus.bundle_files import written_aside
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
 from glancefocus.export.formats import FORMATS, Format, format_named
@@ -21,6 +20,7 @@ from glancefocus.export.samples import Sample, calibration_samples, made_up, ope
 from glancefocus.export.script import predict_script
 from glancefocus.export.standalone.loop import Looker
 from glancefocus.export.writing import onnx_to_openvino, write_graphs
+from glancefocus.files import replace_folder, write_text
 
 Progress = Callable[[str, int, int], None]
 
@@ -76,8 +76,8 @@ def export_bundle(
         else:
             about = _quantised(bundle, chosen, sample, int8, max_images, aside, progress)
         about = write_manifest(about, aside)
-        (aside / "predict.py").write_text(predict_script(chosen), encoding="utf-8")
-        (aside / "README.md").write_text(export_readme(about, chosen), encoding="utf-8")
+        write_text(aside / "predict.py", predict_script(chosen))
+        write_text(aside / "README.md", export_readme(about, chosen))
     return about
 
 
@@ -194,9 +194,9 @@ def _check_place(folder: Path) -> None:
 
 @contextmanager
 def _placed(folder: Path) -> Iterator[Path]:
-    """written_aside, whose failures to write are said."""
+    """replace_folder, whose failures to write are said."""
     try:
-        with written_aside(folder.absolute()) as aside:
+        with replace_folder(folder) as aside:
             yield aside
     except OSError as error:
         raise BadExport(f"the export cannot be written to {folder}: {error.strerror or error}.") from error

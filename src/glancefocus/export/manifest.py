@@ -9,7 +9,9 @@ from glancefocus.bundle import Bundle
 from glancefocus.early_exit.curve import leave_thresholds, rising, stay_thresholds
 from glancefocus.errors import BadSetting
 from glancefocus.export.formats import Format
+from glancefocus.files import write_text
 from glancefocus.settings import to_plain
+from glancefocus.typed import read_json
 
 MANIFEST_FILE = "glancefocus.json"
 FORMAT = 1
@@ -61,7 +63,7 @@ def check_exportable(bundle: Bundle) -> None:
 def write_manifest(about: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write it, and give it back as a reader will find it."""
     text = json.dumps(about, indent=1, allow_nan=False)
-    (folder / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+    write_text(folder / MANIFEST_FILE, text + "\n")
     read: dict[str, Any] = json.loads(text)
     return read
 
@@ -69,7 +71,7 @@ def write_manifest(about: dict[str, Any], folder: Path) -> dict[str, Any]:
 def is_export(folder: Path) -> bool:
     """Whether an export was written there before."""
     try:
-        about = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        about = read_json(folder / MANIFEST_FILE, 64 << 20)
+    except (OSError, BadSetting):
         return False
     return isinstance(about, dict) and {"format", "runtime", "graphs"} <= about.keys()

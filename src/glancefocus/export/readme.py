@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from glancefocus.escaping import markdown
 from glancefocus.export.formats import Format
 from glancefocus.export.script import packages
 
@@ -13,6 +14,7 @@ def export_readme(about: dict[str, Any], to: Format) -> str:
     )
     kind = "int8" if about["int8"] else "full precision"
     what = "pictures" if about["frames"] == 1 else f"clips of {about['frames']} frames, each in a folder,"
+    source = markdown(about["compared"]["source"])
     return f"""# A glance-and-focus network for {to.name}, {kind}
 
 It looks at {what} quickly first ({about["glance_px"]} px), then at up to {about["looks"] - 1} patches of
@@ -28,7 +30,7 @@ classes, thresholds, operating points, costs. Programs in other languages run th
 |---|---|---|
 {graphs}
 
-{_one_file(about)}Before it was put here it was compared with the network it was made from, on {about["compared"]["source"]}:
+{_one_file(about)}Before it was put here it was compared with the network it was made from, on {source}:
 
 {_compared(about)}
 """
@@ -67,7 +69,8 @@ def _compared(about: dict[str, Any]) -> str:
     if about["int8"]:
         found = about["int8"]
         told += (
-            f"\n\nInt8, on {found['source']}: {100 * found['accuracy_after']:.1f} % right, {100 * found['accuracy_before']:.1f} % "
-            f"before; calibrated with {found['calibration_images']} images of {found['calibration_source']}."
+            f"\n\nInt8, on {markdown(found['source'])}: {100 * found['accuracy_after']:.1f} % right, "
+            f"{100 * found['accuracy_before']:.1f} % before; calibrated with {found['calibration_images']} images of "
+            f"{markdown(found['calibration_source'])}."
         )
     return told

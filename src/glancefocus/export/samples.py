@@ -12,13 +12,13 @@ from torch import Tensor
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.clips import find_clips, read_clip
-from glancefocus.data.datasets import DataSettings
 from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
+from glancefocus.data.noted_settings import noted_settings
 from glancefocus.data.pictures import find_pictures, read_picture
 from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadImage
-from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.settings import NetworkSettings
 
 MADE_UP = 32
 """So many pictures are made up where none are given."""
@@ -95,9 +95,8 @@ def calibration_samples(bundle: Bundle, source: str) -> tuple[Sample, Sample]:
 
 def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
     """The splits of a data set, a built-in world as it was drawn for training."""
-    settings, stored = bundle.settings, bundle.notes.get("data_settings")
-    drawn = None if stored is None else from_plain(DataSettings, stored)
-    data = world_settings(source, drawn, settings.view, settings.frames)
+    settings = bundle.settings
+    data = world_settings(source, noted_settings(bundle.notes), settings.view, settings.frames)
     opened = open_labelled(data, settings.view, bundle.classes, frames=settings.frames, record=bundle.split)
     return opened.splits
 

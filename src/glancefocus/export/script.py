@@ -17,7 +17,7 @@ _NEEDS = {
 
 def predict_script(to: Format) -> str:
     """The text of predict.py: the loop, and the class that runs graphs of this format."""
-    modules = ["main", "loop", "stopping", f"graphs_{to.name}", "views"]
+    modules = ["main", "loop", "stopping", f"graphs_{to.name}", "views", "answers"]
     texts = [(_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in modules]
     trees = [ast.parse(text) for text in texts]
     told = (ast.get_docstring(trees[0]) or "").strip()

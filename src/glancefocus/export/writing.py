@@ -14,6 +14,7 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
 from glancefocus.runtimes.eager import as_tuple
 from glancefocus.runtimes.onnx_graph import write_onnx
+from glancefocus.runtimes.openvino_runtime import import_openvino
 
 Progress = Callable[[str, int, int], None]
 
@@ -67,8 +68,7 @@ def _openvino(part: Part, px: int | None, file: Path) -> None:
 
 def onnx_to_openvino(onnx_file: Path, file: Path) -> None:
     """An ONNX graph as one of OpenVINO, in its own precision; the ONNX files are removed."""
-    import openvino
-
+    openvino = import_openvino()
     openvino.save_model(openvino.convert_model(onnx_file), file, compress_to_fp16=False)
     for old in (onnx_file, onnx_file.with_name(f"{onnx_file.name}.data")):
         old.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.backbone_options import check_options
 from glancefocus.torchvision_whole import ensure_torchvision
 
 ensure_torchvision()
@@ -91,8 +92,14 @@ def expected_colours(backbone: str) -> dict[str, Any]:
 
 def check_backbone(name: str) -> None:
     """Refuse a name that no backbone has, with the nearest ones that do."""
-    if name not in _BEYOND_TIMM and not timm.is_model(name):
-        raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+    if name in _BEYOND_TIMM or timm.is_model(name):
+        return
+    if ":" in name or "/" in name:
+        raise BadSetting(
+            f"the backbone {name!r} lies outside of timm. Name one of timm's own, such as 'resnet50', "
+            "and give its weights as a file."
+        )
+    raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
 
 
 def has_pretrained_weights(backbone: str) -> bool:
@@ -105,25 +112,31 @@ def build_backbone(
 ) -> nn.Module:
     """A timm backbone by name, with free input size where it is a transformer.
 
+    name        one of timm's own, or of _BEYOND_TIMM. Not hf-hub:... or local-dir:..., with which timm would read a network's
+                description from elsewhere: bundles name their backbone, and must be able to load without a network
+    options     see backbone_options.py
     pretrained  with the weights that timm names for it; they are downloaded when they are not in the local cache
     """
-    if name in _BEYOND_TIMM:
-        make = _BEYOND_TIMM[name]
-    elif name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or timm.is_model(name):
-        make = functools.partial(timm.create_model, name)
-    else:
-        raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+    check_backbone(name)
+    check_options(options or {})
+    make = _BEYOND_TIMM.get(name) or functools.partial(timm.create_model, name)
     wanted = {**(options or {}), "num_classes": classes, "pretrained": pretrained}
     try:
         backbone = _with_free_size(make, wanted)
+    except BadSetting:
+        raise
     except TypeError as error:
         raise BadSetting(f"the backbone {name!r} does not take these options ({options}): {error}.") from None
-    except (OSError, RuntimeError) as error:
-        if not pretrained and ":" not in name:
+    except Exception as error:  # timm asserts, looks up and divides by what it is given
+        if not pretrained and not options and not isinstance(error, (RuntimeError, MemoryError)):
             raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if pretrained:
+            raise BadSetting(
+                f"the weights of {name!r} cannot be had: {reason} Connect to the internet, or give a file of weights."
+            ) from None
         raise BadSetting(
-            f"the weights or the description of {name!r} cannot be had: {str(error).splitlines()[0]} "
-            "Connect to the internet, or give a file of weights."
+            f"the backbone {name!r} cannot be built for {classes} classes with {options or {}}: {reason}"
         ) from None
     if not hasattr(backbone, "forward_features") or not hasattr(backbone, "forward_head"):
         raise BadSetting(f"the backbone {name!r} has no feature map to aim by. Choose another one.")

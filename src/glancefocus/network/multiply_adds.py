@@ -27,12 +27,12 @@ def count_macs(compute: Callable[[], Any]) -> int:
 
 def count_costs(settings: NetworkSettings) -> Costs:
     """The multiply-adds of each part of the network that the settings describe, for one image, or for all frames of one clip."""
-    return count_network(_on_meta(settings))
+    return count_network(on_meta(settings))
 
 
 def count_parameters(settings: NetworkSettings) -> int:
     """How many numbers the network learns."""
-    net = _on_meta(settings)
+    net = on_meta(settings)
     encoder = sum(p.numel() for p in net.glance_encoder.parameters())
     return sum(p.numel() for p in net.parameters()) + (0 if settings.shared_encoder else encoder)
 
@@ -42,7 +42,7 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
 
     None for a size that the backbone does not take.
     """
-    encoder = _on_meta(settings).focus_encoder
+    encoder = on_meta(settings).focus_encoder
     counted: dict[tuple[int, int], int | None] = {}
     with torch.device("meta"), torch.no_grad(), _WithoutNorms():
         for height, width in sizes:
@@ -60,7 +60,8 @@ def _on_meta_cached(settings: str) -> GlanceFocus:
         return build(from_plain(NetworkSettings, json.loads(settings)))
 
 
-def _on_meta(settings: NetworkSettings) -> GlanceFocus:
+def on_meta(settings: NetworkSettings) -> GlanceFocus:
+    """The network without values, its two encoders as one; made once for the same settings."""
     # One encoder does for counting: both have the same layers. Whoever asks for costs also asks for parameters.
     return _on_meta_cached(json.dumps(to_plain(replace(settings, shared_encoder=True))))
 

@@ -7,9 +7,11 @@ the released ones also say which model they are and carry thresholds, those of t
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +20,9 @@ from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.presets import PRESETS
 from glancefocus.network.weights import load_exactly, open_safely, tensors_in
+from glancefocus.ranges import shown
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.typed import Fields, list_of, number_of
 
 PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
 
@@ -37,6 +41,10 @@ MODELS = {
     "efficientnet_b2": "gf-efficientnet-b2-128",
     "efficientnet_b3": "gf-efficientnet-b3-144",
 }
+
+
+_MOST_FIELD = 10_000
+"""Numbers in a field beside the tensors."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +71,58 @@ def load_official(
             f"{path} is not a checkpoint of the paper: it must hold {', '.join(PARTS)}. "
             "For a folder written by glancefocus, name the folder."
         )
-    model = _told(model, content.get("model_name"), "model", path)
-    patch_px = _told(patch_px, content.get("patch_size"), "patch-px", path)
-    stored = content.get("flops")
-    stored_looks = len(stored) if isinstance(stored, (list, tuple, Tensor)) else None
-    looks = looks if looks is not None else _told(None, stored_looks, "looks", path)
-    if stored_looks is not None and looks > stored_looks:
-        raise BadCheckpoint(f"{path} was made for {stored_looks} looks, not for {looks}. Give at most {stored_looks}.")
+    told = _fields(content, path)
+    model = _agreed(model, told.model, "model", path)
+    patch_px = _agreed(patch_px, told.patch_px, "patch-px", path)
+    looks = looks if looks is not None else _agreed(None, told.looks, "looks", path)
+    if told.looks is not None and looks > told.looks:
+        raise BadCheckpoint(f"{path} was made for {told.looks} looks, not for {looks}. Give at most {told.looks}.")
     net = build(_settings(model, patch_px, looks, tensors_in(content["fc"])))
     source = str(path)
     load_exactly(net.glance_encoder.backbone, encoder_tensors(content[PARTS[0]]), "glance encoder", source)
     load_exactly(net.focus_encoder.backbone, encoder_tensors(content[PARTS[1]]), "focus encoder", source)
     load_exactly(net.classifier, classifier_tensors(content["fc"], looks), "classifier", source)
     load_exactly(net.policy, policy_tensors(content["policy"]), "policy", source)
-    return OfficialModel(net, _curve(content, looks, stored_looks))
+    return OfficialModel(net, _curve(content, looks, told.looks))
 
 
-def _told(given: Any, stored: Any, name: str, path: str | Path) -> Any:
+class _Told(NamedTuple):
+    """What a checkpoint says of itself, as far as it does."""
+
+    model: str | None
+    patch_px: int | None
+    looks: int | None
+
+
+def _fields(content: Mapping[str, Any], path: str | Path) -> _Told:
+    """The fields that the released files have beside their tensors; each is of its kind, or refused by its name."""
+    try:
+        fields = Fields(
+            {
+                name: _plain(content[name])
+                for name in ("model_name", "patch_size", "flops")
+                if content.get(name) is not None
+            }
+        )
+        flops = fields.listed("flops", _MOST_FIELD, lambda value, name: value, None)
+        return _Told(
+            fields.text("model_name", 100, None),
+            fields.whole("patch_size", 8, 4096, None),
+            None if flops is None else len(flops),
+        )
+    except BadSetting as error:
+        raise BadCheckpoint(f"{path} is damaged: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays of a few numbers as lists; everything else as it is."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        count = value.numel() if isinstance(value, Tensor) else value.size
+        return value.tolist() if count <= _MOST_FIELD else value
+    return value
+
+
+def _agreed(given: Any, stored: Any, name: str, path: str | Path) -> Any:
     if given is None and stored is None:
         raise BadCheckpoint(f"{path} does not say its {name}. Give it: --{name} (in Python {name.replace('-', '_')}=).")
     if given is not None and stored is not None and given != stored:
@@ -139,11 +182,11 @@ def classifier_tensors(table: Mapping[str, Any], looks: int) -> dict[str, Tensor
     tensors = tensors_in(table)
     if "rnn.weight_ih_l0" in tensors:
         return {_gru_name(name, "rnn", "linear", "fc"): tensor for name, tensor in tensors.items()}
-    layers = {int(m[1]) for name in tensors if (m := re.match(r"fc_(\d+)\.", name))}
+    layers = {int(m[1]) for name in tensors if (m := re.match(r"fc_([0-9]{1,3})\.", name))}
     if looks > 1 and looks not in layers:
         raise BadCheckpoint(f"the checkpoint's classifier has layers for {sorted(layers)} looks, not for {looks}.")
-    ours = {re.sub(r"^fc_(\d+)\.", r"linears.\1.", name): tensor for name, tensor in tensors.items()}
-    return {n: t for n, t in ours.items() if not (m := re.match(r"linears\.(\d+)\.", n)) or int(m[1]) <= looks}
+    ours = {re.sub(r"^fc_([0-9]{1,3})\.", r"linears.\1.", name): tensor for name, tensor in tensors.items()}
+    return {n: t for n, t in ours.items() if not (m := re.match(r"linears\.([0-9]{1,3})\.", n)) or int(m[1]) <= looks}
 
 
 def policy_tensors(table: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -180,20 +223,16 @@ def _curve(content: Mapping[str, Any], looks: int, stored_looks: int | None) -> 
     The released code lets a sample go at or above a threshold, we above it, so each is lowered by the least possible step. Its
     thresholds of 1e8 (nobody leaves) and -1e8 (everybody does) become 1 and 0.
     """
-    table = content.get("dynamic_threshold")
+    table = _plain(content.get("dynamic_threshold"))
     if table is None or looks != stored_looks:
         return []
     try:
-        thresholds = torch.as_tensor(table, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise BadCheckpoint("the checkpoint's thresholds are not a table of numbers.") from None
-    if thresholds.dim() != 2 or thresholds.shape[1] != looks or bool(thresholds.isnan().any()):
-        raise BadCheckpoint(
-            f"the checkpoint's thresholds have the shape {tuple(thresholds.shape)}, not (points, {looks})."
-        )
-    known = _measured(content.get("budgeted_batch_classification"), thresholds.shape[0])
+        rows = list_of(table, "dynamic_threshold", _MOST_FIELD, partial(_row, looks=looks))
+        known = _measured(_plain(content.get("budgeted_batch_classification")), len(rows))
+    except BadSetting as error:
+        raise BadCheckpoint(f"the checkpoint's thresholds cannot be used: {error}") from None
     curve = []
-    for index, row in enumerate(thresholds.float().tolist()):
+    for index, row in enumerate(rows):
         point: dict[str, Any] = {"thresholds": [*map(_above, row[:-1]), 0.0]}
         if known is not None:
             point |= {"mean_macs": known[0][index], "accuracy": known[1][index] / 100}
@@ -208,10 +247,26 @@ def _above(at_least: float) -> float:
     return max(0.0, float(torch.nextafter(torch.tensor(at_least), torch.tensor(-1.0))))
 
 
+def _number(value: Any, name: str, least: float, most: float) -> float:
+    return number_of(_plain(value), name, least, most)
+
+
+def _row(value: Any, name: str, looks: int) -> list[float]:
+    row = list_of(_plain(value), name, looks, partial(_number, least=-1e9, most=1e9))
+    if len(row) != looks:
+        raise BadSetting(f"{name} must have {looks} thresholds, one for each look, but has {len(row)}.")
+    return row
+
+
 def _measured(columns: Any, points: int) -> tuple[list[float], list[float]] | None:
     """(mean multiply-adds, accuracy in percent) of each operating point; None where the file does not say them."""
-    try:
-        macs, accuracy = ([float(value) for value in column] for column in columns)
-    except (TypeError, ValueError):
+    if columns is None:
         return None
-    return (macs, accuracy) if len(macs) == len(accuracy) == points else None
+    name = "budgeted_batch_classification"
+    if not isinstance(columns, (list, tuple)) or len(columns) != 2:
+        raise BadSetting(f"{name} must be two lists, multiply-adds and accuracies, but got {shown(columns)}.")
+    macs = list_of(_plain(columns[0]), f"{name}[0]", points, partial(_number, least=0.0, most=1e18))
+    accuracy = list_of(_plain(columns[1]), f"{name}[1]", points, partial(_number, least=0.0, most=100.0))
+    if not len(macs) == len(accuracy) == points:
+        raise BadSetting(f"{name} must have {points} numbers in each list, as there are points.")
+    return macs, accuracy

@@ -1,56 +1,67 @@
 """Weights from files, opened safely and matched to a network by name, or by order where only the names differ."""
 
-import pickle
-import warnings
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
+from glancefocus.escaping import one_line
+from glancefocus.files import open_file
+from glancefocus.memory import available_bytes
+from glancefocus.network.plain_pickles import DamagedFile, ForeignContent
+from glancefocus.network.torch_files import read_torch_file
 from glancefocus.network.tsm_weights import without_tsm_names
+
+MOST_HEADER_BYTES = 16 << 20
+"""Of a .safetensors file: names, shapes and places of its tensors. A thousand tensors take 0.1 MB."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def open_safely(path: str | Path) -> Any:
-    """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed."""
+    """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed, and memory follows the file's size."""
     path = Path(path)
-    if path.is_dir():
-        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.")
-    if not path.exists():
-        raise BadCheckpoint(f"there is no checkpoint at {path}.")
-    if path.stat().st_size == 0:
-        raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice on formats; what cannot be opened is said below
-            if path.suffix == ".safetensors":
-                return safetensors.torch.load_file(path)
-            with torch.serialization.safe_globals(_numbers_of_numpy()):
-                return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
-            raise BadCheckpoint(
-                f"the checkpoint {path} holds more than tensors and plain values, and opening it could run foreign code; "
-                "it was not opened. Save it again with tensors only."
-            ) from None
-        raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
+        with open_file(path) as stream:
+            size, free = os.fstat(stream.fileno()).st_size, available_bytes()
+            if size == 0:
+                raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+            if size > free:
+                raise BadCheckpoint(
+                    f"the checkpoint {path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free."
+                )
+        return read_safetensors(path) if path.suffix == ".safetensors" else read_torch_file(path)
+    except BadCheckpoint:
+        raise
+    except FileNotFoundError:
+        raise BadCheckpoint(f"there is no checkpoint at {path}.") from None
+    except IsADirectoryError:
+        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.") from None
+    except OSError as error:
+        raise BadCheckpoint(f"the checkpoint {path} cannot be read: {error.strerror or error}.") from None
+    except ForeignContent as error:
+        raise BadCheckpoint(
+            f"the checkpoint {path} holds more than tensors and plain values ({one_line(str(error), 100)}), and opening it "
+            "could run foreign code; it was not opened. Save it again with tensors only."
+        ) from None
+    except DamagedFile as error:
+        raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged: {error}.") from None
     except Exception:  # a damaged file makes the readers fail in every way: assertions, struct.error, KeyError, ...
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
 
 
-def _numbers_of_numpy() -> list[Any]:
-    """What a numpy number or array in a checkpoint is made of, under its old and its new address; plain data all of it."""
-    import numpy as np
-    from numpy._core import multiarray
-
-    makers = [multiarray.scalar, multiarray._reconstruct]
-    named = [(m, f"numpy.{core}.multiarray.{m.__name__}") for m in makers for core in ("core", "_core")]
-    kinds = [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)]
-    return [*named, np.ndarray, np.dtype, *kinds]
+def read_safetensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file. Raises OSError, DamagedFile, or what safetensors raises."""
+    with open_file(file) as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+    if header_bytes > MOST_HEADER_BYTES:
+        raise DamagedFile(f"its header would have {header_bytes:,} bytes")
+    tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
+    return tensors
 
 
 def tensors_in(table: Any) -> dict[str, Tensor]:
@@ -76,7 +87,34 @@ def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str, so
     problems += [f"{len(shapes)} of another shape ({shapes[0]})"] if shapes else []
     if problems:
         raise BadCheckpoint(f"{source} does not fit the {part}: of its tensors {', '.join(problems)}.")
+    for name, tensor in tensors.items():
+        refuse_values(name, tensor, wanted[name], source)
     module.load_state_dict({n: tensors.get(n, v) for n, v in wanted.items()})
+
+
+def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> None:
+    """Refuse a tensor of another kind of number than is wanted, or with NaN or infinity in it."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        raise BadCheckpoint(
+            f"{source}: the tensor {name} is sparse, quantised or without values. Save it as plain numbers."
+        )
+    if name.endswith("num_batches_tracked"):
+        return
+    if wanted.is_floating_point() and tensor.dtype not in FLOATS:
+        raise BadCheckpoint(
+            f"{source}: the tensor {name} is made of {_kind(tensor)}, not of floating-point numbers. "
+            "Convert it, or save it again before it is quantised."
+        )
+    if not wanted.is_floating_point() and tensor.dtype != wanted.dtype:
+        raise BadCheckpoint(f"{source}: the tensor {name} is made of {_kind(tensor)}, not of {_kind(wanted)}.")
+    if tensor.is_floating_point() and not bool(tensor.to(wanted.dtype).isfinite().all()):
+        raise BadCheckpoint(
+            f"{source}: the tensor {name} holds NaN or infinity. Training diverged, or the file is damaged: use an earlier one."
+        )
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:

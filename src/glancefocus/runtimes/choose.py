@@ -16,6 +16,7 @@ from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.runtimes.compiled import CompiledRunner
 from glancefocus.runtimes.eager import EagerRunner, as_tuple
 from glancefocus.runtimes.fastest import Looking, made_up_images, measure, recall, remember, situation
+from glancefocus.runtimes.forking import check_threads
 from glancefocus.runtimes.graphs import Cache, graphs_in, graphs_of
 from glancefocus.runtimes.network import PartsNetwork, Runner
 from glancefocus.runtimes.one_graph import fits_one_graph
@@ -75,6 +76,7 @@ def open_runtime(
     check_name(name)
     if threads is not None:
         set_threads(threads)
+    check_threads()
     if name == AUTO:
         if options != RuntimeOptions():
             raise BadSetting("the runtime 'auto' chooses by itself. Name a runtime to give it options.")
@@ -180,6 +182,7 @@ def set_threads(threads: int) -> None:
     """Let torch, and every runtime opened from now on, use so many threads."""
     if threads < 1:
         raise BadSetting(f"there must be at least 1 thread, but threads is {threads}.")
+    check_threads(threads)
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 

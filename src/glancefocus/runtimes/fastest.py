@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +11,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from glancefocus.data.world_cache import default_cache_dir
 from glancefocus.early_exit.rule import every_look
+from glancefocus.errors import BadSetting
+from glancefocus.files import cache_folder, write_text
 from glancefocus.latency import device_name
 from glancefocus.look import Aim, Look
 from glancefocus.runtimes.graphs import Cache
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.typed import read_json
 
 CHOICES_FILE = "runtimes.json"
+_MOST_BYTES = 1 << 20
 MEASURING_VERSION = 2  # choices that were measured otherwise are made again
 
 
@@ -84,7 +85,8 @@ def situation(settings: NetworkSettings, device: torch.device, batch: int) -> st
 def recall(key: str, cache: Cache) -> str | None:
     """The runtime that was chosen in this situation before; a file that cannot be read is as good as none."""
     chosen = _choices(cache).get(key)
-    return chosen.get("runtime") if isinstance(chosen, dict) else None
+    runtime = chosen.get("runtime") if isinstance(chosen, dict) else None
+    return runtime if isinstance(runtime, str) else None
 
 
 def remember(key: str, runtime: str, ms: Mapping[str, float], cache: Cache) -> None:
@@ -98,18 +100,16 @@ def remember(key: str, runtime: str, ms: Mapping[str, float], cache: Cache) -> N
     }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as aside:
-            aside.write(json.dumps(choices, indent=1) + "\n")
-        os.replace(aside.name, file)
-    except OSError:
+        write_text(file, json.dumps(choices, indent=1, allow_nan=False) + "\n")
+    except (OSError, ValueError):
         return
 
 
 def _choices(cache: Cache) -> dict[str, Any]:
     file = _file(cache)
     try:
-        choices = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
-    except (OSError, ValueError):
+        choices = read_json(file, _MOST_BYTES) if file is not None else {}
+    except (OSError, BadSetting):
         return {}
     return choices if isinstance(choices, dict) else {}
 
@@ -117,4 +117,7 @@ def _choices(cache: Cache) -> dict[str, Any]:
 def _file(cache: Cache) -> Path | None:
     if cache is None:
         return None
-    return (default_cache_dir() if cache == "default" else cache) / CHOICES_FILE
+    try:
+        return (cache_folder() if cache == "default" else cache) / CHOICES_FILE
+    except OSError:
+        return None

@@ -1,19 +1,23 @@
-"""Finds the ONNX graphs of a network: in a folder that was exported, or in the cache, where they are written when first needed."""
+"""Finds the ONNX graphs of a network: in a folder that was exported, or in the cache, where they are written when first needed.
+
+Beside each graph of the cache lies its SHA-256. A graph that does not have it, or another one, is written again and never run.
+"""
 
 import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 import glancefocus
-from glancefocus.data.world_cache import default_cache_dir
 from glancefocus.errors import BadSetting
+from glancefocus.files import cache_folder, lock, read_file, write_text
+from glancefocus.files import fingerprint as content_hash
 from glancefocus.network.parts import Part
 from glancefocus.runtimes.few_places import REWRITING_VERSION
 from glancefocus.runtimes.light_graphs import write_light
@@ -22,7 +26,7 @@ from glancefocus.runtimes.onnx_graph import write_onnx
 MOST_KEPT_BYTES = 4 << 30
 
 Cache = Path | Literal["default"] | None
-"""A folder; the usual one (see default_cache_dir); None: nothing is kept."""
+"""A folder; the usual one (see files.cache_folder); None: nothing is kept."""
 
 
 def graphs_in(folder: Path, parts: Sequence[Part]) -> dict[str, Path]:
@@ -46,38 +50,83 @@ def graphs_of(
         with tempfile.TemporaryDirectory(prefix="glancefocus-graphs-") as aside:
             yield _written(parts, Path(aside), light_weights)
         return
-    folder = (default_cache_dir() if cache == "default" else cache) / "graphs"
-    yield _written(parts, folder, light_weights)
+    try:
+        folder = (cache_folder() if cache == "default" else cache) / "graphs"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSetting(
+            f"graphs cannot be kept in the cache folder: {error.strerror or error} ({error.filename or cache}). "
+            "Set GLANCEFOCUS_CACHE to a folder that can be written."
+        ) from None
+    with _one_writer(folder):
+        files = _written(parts, folder, light_weights)
+    yield files
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Of several processes that want the same graphs one writes them; in a cache that can only be read nobody does."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(lock(folder / ".lock", wait=True))
+        yield
 
 
 def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[str, Path]:
     files, fresh = {}, False
     for part in parts:
         file = folder / f"{part.name}-{fingerprint(part)}.onnx"
-        if not file.exists():
+        if not _is_whole(file):
             write_onnx(part, file)
+            _note_hash(file)
             fresh = True
         if light_weights:
             light = file.with_suffix(f".light{REWRITING_VERSION}.onnx")
-            if not light.exists():
+            if not _is_whole(light):
                 write_light(part, file, light)
+                _note_hash(light)
                 fresh = True
             file = light
         files[part.name] = file
         with suppress(OSError):  # a cache that can only be read
-            os.utime(file)  # used now
+            for used in (file, _hash_file(file)):
+                os.utime(used)  # now
     if fresh:
         _forget_the_oldest(folder, keep=set(files.values()))
     return files
 
 
+def _is_whole(file: Path) -> bool:
+    """Whether a graph is there, and is byte for byte what was written."""
+    try:
+        return read_file(_hash_file(file), 1024) == _hash_of(file).encode()
+    except OSError:
+        return False
+
+
+def _note_hash(file: Path) -> None:
+    with suppress(OSError):  # a full disk: the graph is written again next time
+        write_text(_hash_file(file), _hash_of(file))
+
+
+def _hash_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
+
+
+def _hash_of(file: Path) -> str:
+    """Of a graph, and of the weights that lie beside a large one."""
+    weights = file.with_name(f"{file.name}.data")
+    return " ".join(content_hash(each) for each in ([file, weights] if weights.exists() else [file]))
+
+
 def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
     """Remove the graphs that were not used for the longest time, until the others take no more than MOST_KEPT_BYTES."""
     taken, others = 0, []
+    names = tuple(file.name for file in keep)
     for file in folder.glob("[!.]*.onnx*"):
         with suppress(FileNotFoundError):  # another process may do the same
             stat = file.stat()
-            if file in keep:
+            if file.name.startswith(names):
                 taken += stat.st_size
             else:
                 others.append((stat.st_mtime, stat.st_size, file))

@@ -2,11 +2,11 @@
 
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from glancefocus.errors import MissingExtra
+from glancefocus.files import folder_aside
 from glancefocus.network.parts import Part
 from glancefocus.runtimes.few_places import HEAVY, convolutions_as_products
 from glancefocus.runtimes.light_heads import head_layers
@@ -25,8 +25,8 @@ def write_light(part: Part, file: Path, light: Path) -> None:
     names = [*_products(model, [f"{name}." for name in head_layers(part.module)]), *convolutions_as_products(model)]
     # The quantiser transposes weights, and would not change what is noted of their shapes.
     del model.graph.value_info[:]
-    with tempfile.TemporaryDirectory(prefix=f".{light.name}.", dir=light.parent) as aside:
-        written = Path(aside) / light.name
+    with folder_aside(light) as aside:
+        written = aside / light.name
         if names:
             quantization.quantize_dynamic(
                 model,

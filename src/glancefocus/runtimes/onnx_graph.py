@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.files import folder_aside
 from glancefocus.network.parts import Part
 
 _TRACED_BATCH = 2  # a batch of one would be taken for a constant
@@ -105,11 +105,9 @@ def _check_free(part: Part, program: Any, batch: int | None) -> None:
 def _save(program: Any, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as aside:
-            program.save(Path(aside) / file.name)
-            for written in sorted(
-                Path(aside).iterdir(), reverse=True
-            ):  # the weights first, then the graph that names them
+        with folder_aside(file) as aside:
+            program.save(aside / file.name)
+            for written in sorted(aside.iterdir(), reverse=True):  # the weights first, then the graph that names them
                 os.replace(written, file.parent / written.name)
     except OSError as error:
         raise BadSetting(f"the graph {file} cannot be written: {error.strerror or error}.") from error

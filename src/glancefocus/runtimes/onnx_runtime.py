@@ -1,7 +1,7 @@
 """Parts as ONNX graphs, run by ONNX Runtime."""
 
-import functools
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.errors import BadSetting, GlancefocusError, MissingExtra
+from glancefocus.errors import BadSetting, ForkedThreads, GlancefocusError, MissingExtra
+from glancefocus.runtimes.forking import watch
 from glancefocus.runtimes.one_graph import INPUTS, OUTPUTS, one_graph
 from glancefocus.settings import NetworkSettings
 
@@ -30,17 +31,24 @@ class OnnxRunner:
         self.device = torch.device("cpu") if device is None else device
         self.graphs = dict(graphs)
         self.threads = torch.get_num_threads() if threads is None else threads
+        self.lost_threads = False
         self.sessions = {part: open_session(file, self.device, self.threads) for part, file in graphs.items()}
         self._inputs = {part: [v.name for v in session.get_inputs()] for part, session in self.sessions.items()}
         self._outputs = {part: [v.name for v in session.get_outputs()] for part, session in self.sessions.items()}
+        watch(self)
 
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
+        if self.lost_threads:
+            raise ForkedThreads(self.threads)
         session, names = self.sessions[part], self._inputs[part]
         inputs = tuple(tensor.detach().contiguous() for tensor in inputs)
         if self.device.type == "cuda":
             return self._on_gpu(session, names, inputs)
         given = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
         return [torch.from_numpy(output) for output in session.run(self._outputs[part], given)]
+
+    def held(self) -> list[Any]:
+        return list(self.sessions.values())
 
     def _on_gpu(self, session: Any, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Tensor]:
         """Reads the inputs where they are; the outputs stay on the GPU."""
@@ -76,25 +84,41 @@ class OnnxAllLooks:
         self.policy_units = policy_units
         self.threads = threads
         self.profile = profile
+        self.session: Any = None
+        self.lost_threads = False
+        self._tried = False
+        self._opening = threading.Lock()
+        watch(self)
 
     def profiled(self, file: Path) -> "OnnxAllLooks":
         """The same, which takes notes of its time, see seconds_of_nodes."""
         return OnnxAllLooks(self.graphs, self.settings, self.policy_units, self.threads, file)
 
-    @functools.cached_property
-    def session(self) -> Any:
-        """None where the parts cannot be put together, or are not there any more: then the loop runs."""
+    @property
+    def opens(self) -> bool:
+        """Opens the graph when first asked. False where that fails, and while another thread does it: then the loop runs."""
+        if not self._tried and self._opening.acquire(blocking=False):
+            try:
+                self.session = self.session or self._open()
+                self._tried = True
+            finally:
+                self._opening.release()
+        return self.session is not None
+
+    def _open(self) -> Any:
+        """None where the parts cannot be put together, or are not there any more."""
         try:
             model = one_graph(self.graphs, self.settings, self.policy_units)
             return open_session(model.SerializeToString(), torch.device("cpu"), self.threads, self.profile)
         except (GlancefocusError, OSError):
             return None
 
-    @property
-    def opens(self) -> bool:
-        return self.session is not None
+    def held(self) -> list[Any]:
+        return [] if self.session is None else [self.session]
 
     def __call__(self, *inputs: NDArray[np.float32]) -> Sequence[Any] | None:
+        if self.lost_threads:
+            raise ForkedThreads(self.threads)
         try:
             outputs: Sequence[Any] = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
         except Exception as error:

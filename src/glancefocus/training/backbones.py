@@ -9,10 +9,12 @@ import torch
 from accelerate import Accelerator
 
 from glancefocus.data.datasets import Data
+from glancefocus.errors import BadCheckpoint, BadRun
 from glancefocus.evaluation.rivals import image_size, patch_side, rival_name, sizes_to_tune, sizes_with_costs
 from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.weights import load_exactly, open_safely
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.run_folder import BACKBONE_FILE
 from glancefocus.training.settings import TrainSettings
@@ -28,7 +30,11 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
     if not file.exists():
         return None
     net = build(settings.network)
-    net.focus_encoder.backbone.load_state_dict(safetensors.torch.load_file(file))
+    try:
+        tensors = open_safely(file)
+        load_exactly(net.focus_encoder.backbone, tensors, "backbone", str(file))
+    except BadCheckpoint as error:
+        raise BadRun(f"{error} Delete it to train the backbone again.") from None
     return net
 
 

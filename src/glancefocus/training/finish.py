@@ -1,6 +1,5 @@
 """What is measured and written after the last stage: the bundle with thresholds for every budget."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from glancefocus.evaluation.rivals import Progress, tuned_files
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import to_plain
-from glancefocus.training.journal import METRICS_FILE
+from glancefocus.training.journal import read_metrics
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER
 from glancefocus.training.settings import TrainSettings
 
@@ -28,7 +27,12 @@ def finish_bundle(
 
     tell  is called with (what, done, total) while rivals answer
     """
-    notes: dict[str, Any] = {"data": settings.data.source, "data_settings": to_plain(settings.data)}
+    splits = {"train": data.train, "val": data.val, "test": data.test}
+    notes: dict[str, Any] = {
+        "data": settings.data.source,
+        "data_settings": to_plain(settings.data),
+        "images": {name: len(split) for name, split in splits.items() if split is not None},
+    }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     record = record_looks(
         bundle,
@@ -60,6 +64,4 @@ def finish_bundle(
 
 def last_aims(folder: Path) -> dict[str, Any] | None:
     """The last comparison of learnt aims with others in a run's journal, see evaluation/aims.py; None where there is none."""
-    file = folder / METRICS_FILE
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return next((row["aims"] for row in reversed(rows) if "aims" in row), None)
+    return next((row["aims"] for row in reversed(read_metrics(folder)) if "aims" in row), None)

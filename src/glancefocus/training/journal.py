@@ -1,16 +1,21 @@
-"""What a run tells: one JSON line an epoch, TensorBoard events where it is installed, progress for people."""
+"""What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from glancefocus.errors import BadRun
+from glancefocus.escaping import lines_kept
 from glancefocus.training.plan_words import duration
+from glancefocus.training.trackers import Trackers
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -18,7 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 class Journal:
     """Notes of a run. Only the main process has one that writes."""
 
-    def __init__(self, folder: Path, *, writes: bool, quiet: bool) -> None:
+    def __init__(self, folder: Path, *, writes: bool, quiet: bool, trackers: Trackers | None = None) -> None:
         self.file = folder / METRICS_FILE
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
@@ -32,7 +37,7 @@ class Journal:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._board = _tensorboard(folder / "tensorboard") if writes else None
+        self._trackers = trackers
         self._task: Any = None
         self._total: Any = None
         self._time_left: TimeLeft | None = None
@@ -41,7 +46,7 @@ class Journal:
     def rewind(self, length: int) -> None:
         """Forget what was written after the checkpoint that a run goes on from: it will be written again."""
         if self.writes and self.file.exists():
-            with self.file.open("r+b") as stream:
+            with self._said(), self._open(os.O_RDWR) as stream:
                 stream.truncate(min(length, self.length))  # never longer than it is: that would fill it with zeros
 
     @property
@@ -73,16 +78,11 @@ class Journal:
         if self._task is not None:
             self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
-    def epoch(self, row: dict[str, Any], number: int) -> None:
+    def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
         if self.writes:
-            try:
-                self._write(row, number)
-            except OSError as error:
-                raise BadRun(
-                    f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
-                    "Make room on the disk and run the same command again."
-                ) from error
+            with self._said():
+                self._write(row)
         self.console.print(
             f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
             f"{row.get('images_per_s', 0):,.0f} img/s  {self._left()}".rstrip(),
@@ -90,21 +90,37 @@ class Journal:
             soft_wrap=True,
         )
 
-    def _write(self, row: dict[str, Any], number: int) -> None:
-        with self.file.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
-        if self._board is not None:
-            for name, value in _flat(row):
-                self._board.add_scalar(f"{row['stage']}/{name}", value, number)
-            self._board.flush()
+    def _write(self, row: dict[str, Any]) -> None:
+        with self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream:
+            stream.write(json.dumps(row).encode() + b"\n")
+        if self._trackers is not None:
+            epochs_done = self.file.read_bytes().count(b"\n")
+            for problem in self._trackers.log(row, epochs_done):
+                self.say(problem)
+
+    def _open(self, flags: int) -> BinaryIO:
+        """The metrics, never through a link."""
+        descriptor = os.open(self.file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
+        return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab")
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """What cannot be written is a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise BadRun(
+                f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
+                "Make room on the disk and run the same command again."
+            ) from error
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.progress.stop()
-        if self._board is not None:
-            self._board.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 class TimeLeft:
@@ -149,19 +165,20 @@ def _brief(numbers: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _flat(row: dict[str, Any]) -> list[tuple[str, float]]:
-    flat: list[tuple[str, float]] = []
-    for name, value in row.items():
-        if isinstance(value, list):
-            flat += [(f"{name}/{i}", float(v)) for i, v in enumerate(value, start=1)]
-        elif isinstance(value, (int, float)):
-            flat.append((name, float(value)))
-    return flat
-
-
-def _tensorboard(folder: Path) -> Any:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics, one an epoch; a last line that was cut off is left out."""
+    file = folder / METRICS_FILE
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))
+        lines = file.read_bytes().split(b"\n") if file.is_file() else []
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read ({error.strerror or error}).") from None
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line break is nothing, or cut off
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("stage"), str):
+            raise BadRun(f"{file} is damaged: line {number} is not a table with a stage.")
+        rows.append(row)
+    return rows

@@ -193,7 +193,7 @@ class TrainingLoop:
                 f"kept. {what_to_lower(stage.name, self.workshop.settings)} and start again in another folder."
             ) from None
         self._reach(index, epoch + 1)
-        self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
+        self.journal.epoch(row)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
 

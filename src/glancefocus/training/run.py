@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,26 @@ from glancefocus.training.run_folder import (
     prepare_folder,
     settings_of,
 )
+from glancefocus.training.run_report import write_run_report
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
+from glancefocus.training.trackers import Trackers, chosen_trackers
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False) -> Bundle:
+def train(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    quiet: bool = False,
+    planned: bool = False,
+    reported: bool = False,
+    track: Sequence[str] | None = None,
+) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
-    planned  first work out time and memory, say them, and compute batches in parts where they would not fit
+    planned   first work out time and memory, say them, and compute batches in parts where they would not fit
+    reported  at the end write a page for people into the run's folder
+    track     the trackers to send figures to, see chosen_trackers
     Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
     """
     # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
@@ -63,8 +76,9 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned
             if main:
                 prepare_folder(folder, settings)
             accelerator.wait_for_everyone()
-            with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
-                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned)
+            trackers = Trackers(folder, to_plain(settings), chosen_trackers(track)) if main else None
+            with contextlib.closing(Journal(folder, writes=main, quiet=quiet, trackers=trackers)) as journal:
+                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned, reported=reported)
 
 
 def _train(
@@ -75,6 +89,7 @@ def _train(
     *,
     quiet: bool,
     planned: bool,
+    reported: bool,
 ) -> Bundle:
     net = _new_network(settings)  # first, so that a missing file of weights is told at once
     data = _open_data(settings, _tell(journal))
@@ -99,6 +114,8 @@ def _train(
     if accelerator.is_main_process:
         bundle = finish_bundle(net, data, settings, folder, _tell(journal))
         bundle.save(folder / BUNDLE_FOLDER)
+        if reported:
+            write_run_report(bundle, data, settings, folder)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
 

@@ -16,6 +16,7 @@ from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.run_data import class_differences, classes_of_run
 from glancefocus.training.settings import STAGES, TrainSettings
 
+REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
 BACKBONE_FILE, BEST_FILE, PLAN_FILE = "backbone.safetensors", "best.safetensors", "plan.json"
 LOCK_FILE = ".lock"

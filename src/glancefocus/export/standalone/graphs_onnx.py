@@ -1,5 +1,6 @@
 """Graphs by ONNX Runtime."""
 
+import os
 from pathlib import Path
 
 from glancefocus.export.standalone.views import Array
@@ -9,6 +10,7 @@ class Graphs:
     """Graphs by ONNX Runtime."""
 
     def __init__(self, files: dict[str, Path], threads: int) -> None:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it reports its use over the network
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

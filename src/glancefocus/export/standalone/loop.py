@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from glancefocus.export.standalone.answers import answer
 from glancefocus.export.standalone.stopping import cost_macs
 from glancefocus.export.standalone.views import Array, Seen, shrink
 
@@ -25,7 +26,9 @@ class Row:
     next_px  side of the patch that is aimed
     places   (y, x) in [0, 1] of every patch so far, as the policy aimed it
     patches  (top, left, px) of the same in the image that is looked at
-    scores   how sure it was after every look
+    scores   its score after every look
+    sure     whether it stopped because the last of them was above the threshold
+    threshold  what its last score was compared with
     answers  its logits after every look
     """
 
@@ -39,6 +42,7 @@ class Row:
     where: Array | None = None
     value: float = 0.0
     sure: bool = False
+    threshold: float = math.inf
     places: list[Array] = field(default_factory=list)
     patches: list[tuple[int, int, int]] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -64,7 +68,8 @@ class Looker:
         self.by_value = about["score"] == "value"
 
     def look(self, images: Sequence[Seen], thresholds: Sequence[Any] | None = None) -> list[Row]:
-        """Look at every image until it is sure; without thresholds every look is taken, with patches of the largest size."""
+        """Look at every image until its score is above a threshold; without thresholds every look is taken, with patches of the
+        largest size."""
         looks = self.about["looks"] if thresholds is None else len(thresholds)
         rows = looking = self._glance(images)
         for number in range(1, looks + 1):
@@ -87,7 +92,7 @@ class Looker:
         ]
 
     def _judge(self, rows: list[Row], threshold: Any, last: bool) -> None:
-        """Say of every row how sure it is, whether that is enough to stop, and else what size the next patch has."""
+        """Say of every row what its score is, whether that is enough to stop, and else what size the next patch has."""
         if self.by_value and not last:
             self._aim(rows)  # what the critic expects is known only then
         limits = np.array(threshold if isinstance(threshold, list) else [threshold], dtype=np.float32)
@@ -97,13 +102,14 @@ class Looker:
             score = np.float32(1 / (1 + math.exp(row.value))) if self.by_value else self.score(row.logits)
             row.scores.append(float(score))
             row.answers.append(row.logits)
+            row.threshold = max(threshold) if isinstance(threshold, list) else threshold
             row.sure = bool(score > limits.max()) and not (last and (limits.max() <= 0 or self.by_value))
             if len(limits) > 1 and not row.sure and not last:
                 # The smallest threshold that the score is not above; of equal ones the first.
                 row.next_px = self.sizes[min((limit, i) for i, limit in enumerate(limits) if score <= limit)[1]]
 
     def score(self, logits: Array) -> np.float32:
-        """How sure an answer is, in [0, 1]: its largest probability, or 1 less its entropy as a share of the largest."""
+        """The score of an answer, in [0, 1]: its largest probability, or 1 less its entropy as a share of the largest."""
         probabilities = softmax(logits)
         if self.about["score"] == "entropy":
             logs = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
@@ -158,18 +164,24 @@ class Looker:
             done += [list(row) for row in zip(*outputs, strict=True)]
         return done
 
-    def told(self, row: Row) -> dict[str, Any]:
+    def answer(self, file: str, row: Row, topk: int = 1) -> dict[str, Any]:
         """What is said of a picture."""
-        probabilities = softmax(row.logits)
-        answer = int(probabilities.argmax())
-        return {
-            "label": self.about["classes"][answer],
-            "confidence": float(probabilities[answer]),
-            "looks": row.looks,
-            "sure": row.sure,
-            "boxes": [row.seen.to_box(*patch) for patch in row.patches],
-            "cost_macs": cost_macs(self.about, [px for _, _, px in row.patches]),
-        }
+        probabilities, classes = softmax(row.logits), self.about["classes"]
+        best = np.argsort(-probabilities, kind="stable")[:topk].tolist()
+        return answer(
+            file,
+            label=classes[best[0]],
+            confidence=float(probabilities[best[0]]),
+            looks=row.looks,
+            sure=row.sure,
+            threshold=row.threshold if row.sure else None,
+            where=[[float(share) for share in place] for place in row.places],
+            boxes=[row.seen.to_box(*patch) for patch in row.patches],
+            patch_px=[px for _, _, px in row.patches],
+            cost_macs=cost_macs(self.about, [px for _, _, px in row.patches]),
+            top=[(classes[index], float(probabilities[index])) for index in best],
+            notes=row.seen.notes,
+        )
 
 
 def softmax(logits: Array) -> Array:

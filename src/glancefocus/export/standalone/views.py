@@ -1,6 +1,7 @@
 """Pictures as a network sees them: what data/views.py and scene.py do, in numpy and Pillow."""
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +150,7 @@ def _view(
     return np.asarray(picture), to_box
 
 
-def _in_order(file: Path) -> list[tuple[int, str]]:
-    """frame2 before frame10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", file.name) if part]
+def _in_order(file: Path) -> tuple[list[tuple[int, str]], str]:
+    """frame2 before frame10, in the digits of any script; names with the same numbers by their spelling."""
+    parts = enumerate(re.split(r"(\d+)", unicodedata.normalize("NFKC", file.name).lower()))
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in parts], file.name

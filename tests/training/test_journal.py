@@ -1,0 +1,62 @@
+"""What a run notes can be read again, whatever happened while it was written."""
+
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glancefocus.errors import BadRun
+from glancefocus.training.journal import Journal, read_metrics
+
+ROW = {"stage": "aim", "stage_number": 1, "epoch": 1, "epochs": 2, "loss": 0.25, "val_accuracy": [0.5, 0.75]}
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    made = Journal(tmp_path, writes=True, quiet=True)
+    yield made
+    made.close()
+
+
+def test_rows_are_read_as_they_were_written(journal: Journal, tmp_path: Path) -> None:
+    journal.epoch(ROW)
+    journal.epoch({**ROW, "epoch": 2})
+    assert read_metrics(tmp_path) == [ROW, {**ROW, "epoch": 2}]
+    assert read_metrics(tmp_path / "none") == []
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(journal: Journal, tmp_path: Path) -> None:
+    journal.epoch(ROW)
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps(ROW)[:-9])
+    assert read_metrics(tmp_path) == [ROW]
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "3", "null", '{"epoch": 1}', '{"stage": 7}', "[" * 100_000])
+def test_a_line_that_is_something_else_is_said(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(ROW)}\n{line}\n{json.dumps(ROW)}\n")
+    with pytest.raises(BadRun, match="metrics.jsonl is damaged: line 2 is not a table with a stage"):
+        read_metrics(tmp_path)
+
+
+def test_a_link_is_not_written_through(journal: Journal, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(BadRun, match="metrics.jsonl could not be written"):
+        journal.epoch(ROW)
+    with pytest.raises(BadRun, match="metrics.jsonl could not be written"):
+        journal.rewind(0)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_full_disk_is_a_sentence(journal: Journal, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(BadRun, match=r"could not be written \(File too large\). The last checkpoint is unharmed"):
+            journal.epoch({**ROW, "text": "x" * 60_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_metrics(tmp_path) == []

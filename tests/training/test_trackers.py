@@ -1,0 +1,211 @@
+"""Figures of a run in TensorBoard, Weights & Biases and MLflow: only figures, every step once, and none of them required."""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import PartialState
+
+from glancefocus.errors import BadRun, BadSetting, MissingExtra, UnknownName
+from glancefocus.training import trackers
+from glancefocus.training.journal import Journal
+from glancefocus.training.trackers import Trackers, chosen_trackers
+
+SETTINGS = {"seed": 0, "network": {"looks": 2, "patch_px": [32, 48], "view": {"fit": "crop"}}, "start": None}
+FLAT = {"seed": 0, "network.looks": 2, "network.patch_px": "[32, 48]", "network.view.fit": "crop", "start": "None"}
+
+
+def row(stage: str, epoch: int, loss: float) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "stage_number": 1,
+        "epoch": epoch,
+        "epochs": 3,
+        "loss": loss,
+        "val_accuracy": [0.25, 0.5],
+        "aims": {"learnt": [0.75], "why": "in words"},
+        "images_per_s": 10.0,
+    }
+
+
+# Stand-ins for the two packages: what accelerate calls of them, with a file as the server.
+FAKES = {
+    "wandb": """
+        import json, os
+
+        class Run:
+            id = "abc123"
+
+            def log(self, values, step=None):
+                if os.environ.get("WANDB_FAILS"):
+                    raise RuntimeError("the server is gone")
+                _tell("log", values, step)
+
+            def finish(self):
+                pass
+
+        class config:
+            @staticmethod
+            def update(values, allow_val_change):
+                _tell("config", values)
+
+        def init(**words):
+            if os.environ.get("WANDB_REFUSES"):
+                raise RuntimeError("api_key not configured")
+            _tell("init", words)
+            return Run()
+
+        def _tell(*what):
+            with open(os.environ["TOLD"], "a") as stream:
+                stream.write(json.dumps(what) + "\\n")
+    """,
+    "mlflow": """
+        import json, os, types
+        from . import utils
+
+        def set_tracking_uri(uri): _tell("uri", uri)
+        def search_experiments(filter_string): return []
+        def create_experiment(name, artifact_location, tags): return "7"
+        def log_params(values): _tell("config", values)
+        def log_metrics(values, step): _tell("log", values, step)
+        def end_run(): _tell("end")
+
+        def start_run(run_id, experiment_id, run_name, nested, tags, description):
+            _tell("init", run_id)
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "run9"))
+
+        def _tell(*what):
+            with open(os.environ["TOLD"], "a") as stream:
+                stream.write(json.dumps(what) + "\\n")
+    """,
+    "mlflow/utils": "from . import validation",
+    "mlflow/utils/validation": "MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH = 500, 100",
+}
+
+
+@pytest.fixture(autouse=True)
+def accelerate_state() -> None:
+    """As a run has it; accelerate's trackers ask it which process they are in."""
+    PartialState(cpu=True)
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that the stand-ins write what they are told into."""
+    for name, text in FAKES.items():
+        package = tmp_path / "packages" / name
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    for name in ("wandb", "mlflow", "mlflow.utils", "mlflow.utils.validation"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path / "told"
+
+
+def lines(file: Path, kind: str) -> list[Any]:
+    return [rest for first, *rest in map(json.loads, file.read_text().splitlines()) if first == kind]
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """{name: (step, value) of every event} in the event files of a run, those that appear twice included."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted((folder / "tensorboard").glob("events*")):
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    found.setdefault(value.tag, []).append((event.step, value.tensor.float_val[0]))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_figures_and_no_bookkeeping(tmp_path: Path) -> None:
+    opened = Trackers(tmp_path, SETTINGS, ("tensorboard",))
+    assert opened.log(row("aim", 1, 0.5), 1) == []
+    opened.close()
+    assert scalars(tmp_path) == {
+        "aim/loss": [(1, 0.5)],
+        "aim/val_accuracy/1": [(1, 0.25)],
+        "aim/val_accuracy/2": [(1, 0.5)],
+        "aim/aims/learnt/1": [(1, 0.75)],
+    }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_resumed_run_sends_no_step_twice(tmp_path: Path, told: Path) -> None:
+    names = ("tensorboard", "wandb", "mlflow")
+    first = Trackers(tmp_path, SETTINGS, names)
+    for step in (1, 2):
+        first.log(row("aim", step, step / 2), step)
+    first.close()
+    again = Trackers(tmp_path, SETTINGS, names)  # from a checkpoint of the first epoch
+    for step in (2, 3):
+        again.log(row("aim", step, step / 2), step)
+    again.close()
+    assert scalars(tmp_path)["aim/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert sorted(step for _, step in lines(told, "log")) == [1, 1, 2, 2, 3, 3]
+    assert [values for (values,) in lines(told, "config")] == [FLAT, FLAT]  # of each of the two once
+    (wandb, mlflow), (wandb_again, mlflow_again) = lines(told, "init")[:2], lines(told, "init")[2:]
+    assert (wandb[0]["id"], wandb_again[0]["id"]) == (None, "abc123")
+    assert (mlflow, mlflow_again) == ([None], ["run9"])
+
+
+def test_everything_is_kept_in_the_folder_of_the_run(
+    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Trackers(tmp_path, SETTINGS, ("wandb", "mlflow")).close()
+    (((wandb,)), _) = lines(told, "init")
+    assert (wandb["dir"], wandb["project"], wandb["name"]) == (str(tmp_path), "glancefocus", tmp_path.name)
+    assert lines(told, "uri") == [[f"sqlite:///{tmp_path / 'mlflow.db'}"]]
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(
+    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(tmp_path, writes=True, quiet=False, trackers=Trackers(tmp_path, {}, ("wandb", "mlflow")))
+    monkeypatch.setenv("WANDB_FAILS", "1")
+    journal.epoch(row("aim", 1, 0.5))
+    journal.epoch(row("aim", 2, 0.4))
+    journal.close()
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the tracker wandb failed and gets no more figures of this run: the server is gone") == 1
+    assert [step for _, step in lines(told, "log")] == [1, 2]  # of MLflow
+    assert len(journal.file.read_text().splitlines()) == 2
+
+
+def test_a_tracker_that_does_not_start_is_said_before_training(
+    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_REFUSES", "1")
+    with pytest.raises(
+        BadRun, match="the tracker wandb could not be started: api_key not configured. Correct that, or"
+    ):
+        Trackers(tmp_path, SETTINGS, ("wandb",))
+
+
+def test_trackers_are_chosen_by_name(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_trackers(["wandb,mlflow", "wandb"]) == ("wandb", "mlflow")
+    assert chosen_trackers(["none"]) == ()
+    assert chosen_trackers(None) == ("tensorboard",)
+    with pytest.raises(UnknownName, match="no tracker named 'tensorbord'. Did you mean 'tensorboard'"):
+        chosen_trackers(["tensorbord"])
+    with pytest.raises(BadSetting, match="--track none means no tracker"):
+        chosen_trackers(["none", "wandb"])
+    monkeypatch.setattr(trackers, "_is_installed", lambda name: False)
+    assert chosen_trackers(None) == ()
+    with pytest.raises(MissingExtra, match="needs the package 'wandb'. Install it with: pip install wandb"):
+        chosen_trackers(["wandb"])
+    with pytest.raises(MissingExtra, match=r"pip install .*\[tracking\]"):
+        chosen_trackers(["tensorboard"])
+
+
+def test_a_damaged_file_of_steps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trackers.json").write_text('{"wandb": 3}')
+    with pytest.raises(BadRun, match="trackers.json is damaged. Delete it"):
+        Trackers(tmp_path, SETTINGS, ())
