@@ -187,6 +187,10 @@ def test_a_bundle_that_does_not_know_what_trained_it_says_so(small_bundle: MakeB
     assert Records(imported, source, tmp_path / "looks").remarks("all") == []
     (remark,) = Records(older, source, tmp_path / "looks").remarks("all")
     assert remark.startswith("this bundle does not say which images trained it, so some of these may have")
+    records = Records(older, source, tmp_path / "looks")
+    records.remember_choosing("all")  # which images chose its thresholds says nothing about training
+    assert Records(older, source, tmp_path / "looks").remarks("all") == [remark]
+    assert Records(older, source, tmp_path / "looks").chose("all")
 
 
 @pytest.mark.parametrize(

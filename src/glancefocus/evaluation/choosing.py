@@ -143,12 +143,16 @@ class Records:
                 f"{self.labelled.moved} of {len(self.labelled.whole)} {noun} in {self.source} trained this network and are left "
                 f"out.{new}"
             )
-        elif self.bundle.split is None and self._trained_on is not None and self.source not in WORLDS:
+        elif self._trained_on is not None and self.source not in WORLDS and not self._knows_training:
             remarks.append(
                 f"this bundle does not say which {noun} trained it, so some of these may have; figures on them are too good. "
                 "Train it again to know."
             )
         return remarks
+
+    @property
+    def _knows_training(self) -> bool:
+        return self.bundle.split is not None and self.bundle.split.knows_training
 
     def _known_trained(self, name: str) -> int:
         """How many images of a split are known to have trained the network."""
