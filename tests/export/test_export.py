@@ -144,8 +144,8 @@ def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
     [
         ("onnx", "onnxruntime", r"pip install -c constraints.txt -e '.\[export\]' \(in the folder"),
         ("openvino", "openvino", r"pip install -c constraints.txt -e '.\[openvino\]' \(in the folder"),
-        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* . "),
-        ("executorch", "executorch", "pip install torch==.* executorch==.* . "),
+        ("litert", "litert_torch", "make environment-litert"),
+        ("executorch", "executorch", "make environment-executorch"),
     ],
 )
 def test_a_missing_package_says_how_to_get_it(

@@ -50,7 +50,7 @@ def half_done(
 
 def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy in which one field has another value; path names it with dots."""
-    first, _, rest = path.partition(".")
+    first, _, rest = (path, "", "") if path in content else path.partition(".")  # names of tensors have dots
     key: Any = int(first) if first.isdigit() else first
     if isinstance(content, list):
         return [changed(part, rest, value) if number == key else part for number, part in enumerate(content)]  # type: ignore[return-value]
