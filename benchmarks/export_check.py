@@ -56,7 +56,7 @@ def row(to: str, int8: bool, told: dict[str, Any] | None) -> list[str]:
     name = f"{to}{', int8' if int8 else ''}"
     if told is None:
         return [name, "environment not made", *[""] * 5]
-    found = told["compared"]["ways"]["stopping when sure"]
+    found = told["compared"]["ways"]["stopping above thresholds"]
     before, after = (100 * found[f"accuracy_{when}"] for when in ("before", "after"))
     return [
         name,
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         python = fresh_environment(Path(place) / "fresh")
         alone = without_torch(python, exported, options.bundle, sample, Path(place) / "pictures")
     body = (
-        f"Each export beside the eager network on test scenes of `signs`, stopping when sure:\n\n{markdown_table(rows)}\n\n"
+        f"Each export beside the eager network on test scenes of `signs`, stopping above thresholds:\n\n{markdown_table(rows)}\n\n"
         f"`predict.py` of the ONNX export in a fresh environment with {', '.join(WITHOUT_TORCH)} and no torch: "
         f"{alone['same_answers']} of {alone['images']} answers and {alone['same_looks']} numbers of looks are those of the bundle."
     )

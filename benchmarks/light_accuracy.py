@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     found = [row_of(chosen.bundle, chosen.data, chosen.runtime, light) for light in (False, True)]
     images, looks = found[0][0], len(found[0][1]) - 2
-    header = ["weights", "glance", *(f"look {n}" for n in range(2, looks + 1)), "stopping when sure (95 %)"]
+    header = ["weights", "glance", *(f"look {n}" for n in range(2, looks + 1)), "stopping above thresholds (95 %)"]
     body = f"{chosen.name}, {images:,} test images, runtime {chosen.runtime}; accuracy in %:\n\n" + markdown_table(
         [header, *(row for _, row in found)]
     )

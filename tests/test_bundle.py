@@ -426,7 +426,7 @@ def test_no_pictures_at_all_are_refused(bundle: Bundle) -> None:
 
 
 def test_a_batch_holds_at_least_one(bundle: Bundle) -> None:
-    with pytest.raises(BadSetting, match="batch_size is 0"):
+    with pytest.raises(BadSetting, match="batch_size must be a whole number from 1 to 65,536, but got 0"):
         bundle.predict(pixels(), batch_size=0)
 
 
@@ -469,11 +469,11 @@ def test_a_budget_chooses_the_most_accurate_point_within_it(small_bundle: MakeBu
 @pytest.mark.parametrize(
     ("asked", "error", "sentence"),
     [
-        ({"looks": 0}, BadSetting, "takes 1 to 3 looks, not 0"),
+        ({"looks": 0}, BadSetting, "looks must be a whole number from 1 to 64, but got 0"),
         ({"looks": 4}, BadSetting, "takes 1 to 3 looks, not 4"),
         ({"thresholds": [0.5]}, BadSetting, "takes 3 looks, so it needs 2 thresholds, but got 1"),
         ({"thresholds": []}, BadSetting, "needs 2 thresholds, but got 0"),
-        ({"thresholds": [0.5, float("nan")]}, BadSetting, "thresholds must be numbers"),
+        ({"thresholds": [0.5, float("nan")]}, BadSetting, "a threshold must be a number, but got nan"),
         ({"looks": 2, "thresholds": [0.5, 0.5]}, BadSetting, "not several of them"),
         ({"looks": 2, "budget_macs": 1e9}, BadSetting, "not several of them"),
         (
@@ -481,7 +481,7 @@ def test_a_budget_chooses_the_most_accurate_point_within_it(small_bundle: MakeBu
             BadBudget,
             r"a budget of 10 multiply-adds is less than one glance \(.*\). Multiply-adds are counted one by one",
         ),
-        ({"budget_macs": float("nan")}, BadBudget, "a budget is a number of multiply-adds, but got nan"),
+        ({"budget_macs": float("nan")}, BadSetting, "budget_macs must be a number above 0"),
     ],
 )
 def test_a_way_of_stopping_that_cannot_be_is_refused(

@@ -360,9 +360,9 @@ def test_nothing_on_standard_input_is_said(gf: Run, bundle_folder: Path, monkeyp
         (("--looks", 9), "gf: this network takes 1 to 3 looks, not 9."),
         (("--thresholds", 0.5), "gf: this network takes 3 looks, so it needs 2 thresholds, but got 1."),
         (("--looks", 2, "--budget-macs", 1e9), "gf: give thresholds, or a number of looks, or a budget"),
-        (("--topk", 0), "gf: topk must be at least 1, but got 0."),
-        (("--max-pixels", 0), "gf: max-pixels must be at least 1, but got 0."),
-        (("--batch-size", 0), "gf: a batch holds at least one picture, but batch-size is 0."),
+        (("--topk", 0), "gf: --topk must be a whole number from 1 to 1,000,000, but got 0."),
+        (("--max-pixels", 0), "gf: --max-pixels must be a whole number from 64 to 17,179,869,184, but got 0."),
+        (("--batch-size", 0), "gf: --batch-size must be a whole number from 1 to 65,536, but got 0."),
         (("-", "-"), "gf: standard input can be read only once"),
         (("--lokos", 3), "gf: there is no option named '--lokos'. Did you mean '--looks'"),
     ],
@@ -459,7 +459,7 @@ def class_folders(tmp_path: Path) -> Path:
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
         (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
-        (("--backbone", "test_resnet", "--looks", 65), "gf: looks must be a whole number from 1 to 64, but got 65."),
+        (("--backbone", "test_resnet", "--looks", 65), "gf: --looks must be a whole number from 1 to 64, but got 65."),
         (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
         (
             ("--backbone", "test_resnet", "--set", "aim.lrr=1"),
@@ -467,12 +467,12 @@ def class_folders(tmp_path: Path) -> Path:
         ),
         (
             ("--backbone", "test_resnet", "--processes", 0),
-            "gf: processes must be at least 1 and at most the batch size",
+            "gf: --processes must be a whole number from 1 to ",
         ),
         (("--backbone", "test_resnet", "--weights", "none.pth"), "gf: there is no checkpoint at none.pth"),
         (
             ("--backbone", "test_resnet", "--batch-size", 1),
-            "gf: batch_size must be a whole number from 2 to 65,536, but got 1.",
+            "gf: --batch-size must be a whole number from 2 to 65,536, but got 1.",
         ),
     ],
 )

@@ -43,6 +43,7 @@ def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> 
     (row,) = gf(*words)
     assert (row["runtime"], row["batch"], row["threads"]) == ("eager", 4, 1)
     assert row["exits"] == [10, 6, 2, 2]
+    assert row["rounds"] == 1
     assert row["mac_ratio"] == pytest.approx(5.92, abs=0.03)
     assert row["quotient"] == pytest.approx(row["time_ratio"] / row["mac_ratio"], rel=1e-9)
 
@@ -50,13 +51,16 @@ def test_a_preset_is_measured_with_made_up_weights_and_forced_exits(gf: Run) -> 
 def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def note(subject: Subject, case: Case, *, rounds: int) -> Timing:
+    def note(subject: Subject, case: Case, *, rounds: int, **more: Any) -> Timing:
         measured.append((case.runtime, case.light_weights))
         return bench(subject, replace(case, runtime="eager"), rounds=rounds, warm_up=0)
 
     monkeypatch.setattr("glancefocus.commands.bench.bench", note)
     words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--batch", 4, "--rounds", 1, "--json")
     gf(*words)
+    assert measured == [("eager", False), ("onnx", False), ("openvino", False)]
+    measured.clear()
+    gf(*words, "--all")
     assert [runtime for runtime, light in measured if light] == ["eager", "onnx"]
     assert {runtime for runtime, light in measured if not light} >= {"plain", "eager", "onnx", "openvino"}
     for more, light in (((), False), (("--light-weights",), True), (("--no-light-weights",), False)):
@@ -70,6 +74,41 @@ def test_people_get_two_tables(gf: Run, run_folder: Path) -> None:
     assert "against its plain backbone" in told
     assert "where the time of glancefocus goes" in told
     assert "of 20 images 10 / 10 / 0 left after look 1 / 2 / 3" in told
+
+
+def test_by_default_it_is_brief_and_all_measures_everything(gf: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+
+    def note(subject: Subject, case: Case, *, rounds: int, warm_up: int, seconds: float | None, **more: Any) -> Timing:
+        asked.append((case.batch, rounds, seconds is not None))
+        return bench(subject, Case("eager", 1, 1), rounds=1, warm_up=0)
+
+    monkeypatch.setattr("glancefocus.commands.bench.bench", note)
+    words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--json", "--runtime", "eager")
+    gf(*words)
+    assert asked == [(1, 7, True), (32, 7, True)]
+    asked.clear()
+    gf(*words, "--all")
+    assert asked == [(1, 7, False), (64, 7, False), (128, 7, False)]
+
+
+def test_rows_are_shown_as_they_come(
+    gf: Run, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def note(subject: Subject, case: Case, **more: Any) -> Timing:
+        shown.append(capsys.readouterr().out)
+        return bench(subject, case, rounds=1, warm_up=0)
+
+    monkeypatch.setattr("glancefocus.commands.bench.bench", note)
+    words = ("--exits", "0.5,0.5,0", "--runtime", "plain", "eager", "--batch", 4, "--threads", 1)
+    rest = gf("bench", run_folder / "run" / "bundle", *words)
+    assert "against its plain backbone" in shown[0]
+    assert "quotien" in shown[0]  # a narrow terminal cuts the last column
+    assert shown[1].split()[:3] == ["plain", "4", "1"]
+    assert rest.split()[:3] == ["eager", "4", "1"]
+    assert "where the time of glancefocus goes" in rest
 
 
 def test_with_data_thresholds_are_as_accurate_as_the_backbone(gf: Run, run_folder: Path) -> None:
@@ -94,12 +133,15 @@ def test_a_bundles_own_thresholds_say_how_many_leave(
         (("gf-mini-84",), "there is no bundle or preset named 'gf-mini-84'. Did you mean 'gf-mini-48'"),
         (("gf-mini-48",), "nobody has said how many images leave after each of 4 looks"),
         (("gf-mini-48", "--exits", "0.5,0.6,0.1,0.1"), "which sum to 1, but got 0.5, 0.6, 0.1, 0.1"),
-        (("gf-mini-48", "--exits", "half"), "a share of exits is a number, but got 'half'"),
+        (("gf-mini-48", "--exits", "half"), "--exits must be a number from 0 to 1, but got half"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--budget-macs", "9e6"), "not both"),
         (("gf-mini-48", "--budget-macs", "5"), "less than one glance"),
-        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "0"), "batch is 0"),
-        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "many"), "a batch is a whole number, but got 'many'"),
-        (("gf-mini-48", "--exits", "1,0,0,0", "--rounds", "0"), "at least 1 round"),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--batch", "0"), "--batch must be a whole number from 1"),
+        (
+            ("gf-mini-48", "--exits", "1,0,0,0", "--batch", "many"),
+            "--batch must be a whole number from 1 to 65,536, but got many",
+        ),
+        (("gf-mini-48", "--exits", "1,0,0,0", "--rounds", "0"), "--rounds must be a whole number from 1"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--runtime", "onyx"), "Did you mean 'onnx'?"),
         (("gf-mini-48", "signs"), "gf-mini-48 has made-up weights, which recognise nothing in signs"),
         (("gf-mini-48", "--set", "policy.unit=3", "--exits", "1,0,0,0"), "unit"),

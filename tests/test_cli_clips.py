@@ -140,10 +140,10 @@ def test_evaluate_and_budget_take_clips(gf: Run, bundle_folder: Path, make_video
 
 
 def test_models_lists_the_networks_of_clips_beside_what_is_published() -> None:
-    from glancefocus.commands.models import describe
+    from glancefocus.network.preset_table import count_preset
     from glancefocus.network.presets import PRESETS
 
-    row = describe(PRESETS["gf-tsm-resnet50-96-8f"])
+    row = count_preset(PRESETS["gf-tsm-resnet50-96-8f"])
     assert (row["frames"], row["published_backbone_macs"]) == (8, 33e9)
     assert row["backbone_macs"] == pytest.approx(32.7e9, rel=0.002)
     assert row["encoder_macs"] == pytest.approx(8 * 750.7e6, rel=1e-4)

@@ -249,9 +249,9 @@ def test_clips_are_not_joined_with_images() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"full_batch": 0}, "full_batch is 0"),
-        ({"wait_ms": -1}, "wait_ms is -1"),
-        ({"wait_ms": float("nan")}, "wait_ms is nan"),
+        ({"full_batch": 0}, "full_batch must be a whole number"),
+        ({"wait_ms": -1}, "wait_ms must be a number from 0"),
+        ({"wait_ms": float("nan")}, "wait_ms must be a number from 0"),
     ],
 )
 def test_bad_limits_are_said_at_once(changes: dict[str, Any], sentence: str, look_with: LookWith) -> None:
@@ -272,5 +272,5 @@ def test_batches_are_handed_over_when_nothing_comes() -> None:
     a, b, c = (torch.tensor(number) for number in range(3))
     assert list(in_batches([a, b, c], 2)) == [[a, b], [c]]
     assert list(in_batches([a, None, None, b, c], 2)) == [[a], None, [b, c]]
-    with pytest.raises(BadSetting, match="batch_size is 0"):
+    with pytest.raises(BadSetting, match="batch_size must be a whole number"):
         in_batches([], 0)

@@ -1,29 +1,40 @@
-"""What the README shows, runs: blocks marked `runnable` are run where a bundle, pictures and a checkpoint lie as it says.
+"""What the README shows, runs: its commands one after the other, in a folder that holds what `gf demo` leaves behind.
 
-Commands that train for long are only read, so that at least every word of them exists.
+The demo's network is a tiny one here. Commands that are not run are listed with the reason; at least every word of them exists.
 """
 
+import importlib.util
 import io
 import re
 import shlex
+import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from accelerate.state import AcceleratorState
 
 import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.cli import app, main
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.data.clips import read_clip
+from glancefocus.training.recipes import train_settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(python|console)( runnable)?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+LOOKS_OF_THE_DEMO = 4
+
+NOT_RUN = {
+    r"pip install ": "it would change the environment of the tests",
+    r"gf demo$": "a smaller one has been run before the first command",
+    r"gf train ": "it trains for minutes to days, on data that is not here; tests/training runs tiny trainings",
+    r"gf predict \S+ --camera 0$": "there may be no camera; tests/test_cli_predict.py has a made-up one",
+}
+"""Commands that are read only, as patterns, with the reason."""
 
 
 def commands(text: str) -> list[str]:
@@ -32,35 +43,73 @@ def commands(text: str) -> list[str]:
 
 
 SNIPPETS = [text for kind, runnable, text in BLOCKS if kind == "python" and runnable]
-COMMANDS = [line for kind, runnable, text in BLOCKS if kind == "console" and runnable for line in commands(text)]
-SHOWN = [line for kind, _, text in BLOCKS if kind == "console" for line in commands(text) if line.startswith("gf ")]
+COMMANDS = [line for kind, _, text in BLOCKS if kind == "console" for line in commands(text)]
+
+
+def reason_not_to_run(command: str) -> str | None:
+    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command)), None)
+
+
+def tiny_demo() -> object:
+    """Settings of a demo of seconds, with as many looks as the real one."""
+    spec = importlib.util.spec_from_file_location("tiny_run", Path(__file__).parent / "training" / "tiny_run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    data = {"scenes": [24, 30, 30]}
+    network = {"looks": LOOKS_OF_THE_DEMO}
+    return module.tiny_settings(data=data, network=network, aim={"epochs": 1}, checkpoint_minutes=60)
 
 
 @pytest.fixture(scope="module")
 def place(
-    tmp_path_factory: pytest.TempPathFactory, small_net: Callable[..., GlanceFocus], official: types.ModuleType
-) -> Path:
-    """A folder with everything that the README names."""
+    tmp_path_factory: pytest.TempPathFactory,
+    small_bundle: Callable[..., Bundle],
+    make_video: Callable[..., Path],
+    official: types.ModuleType,
+) -> Iterator[Path]:
+    """A folder after `gf demo`, with the checkpoint and the clips that the README names."""
     folder = tmp_path_factory.mktemp("readme")
-    net = small_net(classes=5, looks=3, view={"fit": "crop"})
-    costs = count_costs(net.settings)
-    curve = [{"thresholds": [0.5, 0.5, 0.0], "mean_macs": float(costs.macs_after_look[1]), "accuracy": 0.9}]
-    classes = ("none", "30", "50", "80", "100")
-    # The scenes of `signs` are drawn as they were for training: few and small ones here.
-    drawn = {"source": "signs", "workers": 0, "scenes": [8, 24, 24], "signs": {"height": 96, "width": 96}}
-    bundle = Bundle(net, classes, costs, (0.9, 0.8, 0.0), curve, notes={"data_settings": drawn})
-    bundle.save(folder / "runs" / "signs" / "bundle")
-    (folder / "photos").mkdir()
-    for name in ("photo.jpg", "photos/a.jpg", "photos/b.jpg"):
-        Image.effect_noise((120, 90), 60).convert("RGB").save(folder / name)
-    torch.save(official.checkpoint("mobilenetv3_large_100_96"), folder / "gfnet_mobilenetv3.pth.tar")
-    return folder
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.chdir(folder)
+        patch.setattr("glancefocus.commands.demo.train_settings", lambda *words, **changes: tiny_demo())
+        assert run("gf demo") == 0
+        torch.save(official.checkpoint("mobilenetv3_large_100_96"), folder / "gfnet_mobilenetv3.pth.tar")
+        small_bundle(frames=4, classifier="cascaded").save(folder / "runs" / "gestures" / "bundle")
+        clip = make_video(folder / "clip.mp4", frames=6)
+        (folder / "folder-of-frames").mkdir()
+        for number, picture in enumerate(read_clip(clip, 6, lambda picture: picture).frames):
+            picture.save(folder / "folder-of-frames" / f"{number}.png")
+        yield folder
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_the_readme_has_what_this_file_tests() -> None:
     assert len(SNIPPETS) >= 4
-    assert len(COMMANDS) >= 10
+    assert len([command for command in COMMANDS if reason_not_to_run(command) is None]) >= 20
     assert "<!-- results:demo:start -->" in README
+    for pattern in NOT_RUN:
+        assert any(re.match(pattern, command) for command in COMMANDS), f"no command is like {pattern}"
+
+
+def test_thresholds_in_the_readme_are_as_many_as_the_demos_network_needs() -> None:
+    assert train_settings("signs").network.looks == LOOKS_OF_THE_DEMO
+
+
+def test_make_has_what_the_readme_names() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(re.findall(r"^    make (\w+)", README, flags=re.MULTILINE)) <= set(targets)
+
+
+def test_the_demo_leaves_a_bundle_a_report_and_scenes_where_the_readme_says(place: Path) -> None:
+    bundle = gf.load(place / "runs" / "signs" / "bundle")
+    assert (place / "demo" / "report.html").exists()
+    scenes = sorted(path.relative_to(place / "demo" / "scenes") for path in (place / "demo" / "scenes").rglob("*.png"))
+    assert {path.parts[0] for path in scenes} == set(bundle.classes)
+    assert all(path.name in ("1.png", "2.png", "3.png", "4.png") for path in scenes)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
@@ -69,21 +118,28 @@ def test_a_python_snippet_runs(snippet: str, place: Path, monkeypatch: pytest.Mo
     exec(compile(snippet, "README.md", "exec"), {})
 
 
-# `gf models` counts every preset, which takes a quarter of a minute; the tests of the command have it.
-@pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith("gf models")])
-def test_a_command_runs(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_commands_run_one_after_the_other(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    line, _, redirected = command.partition(" < ")
-    if redirected:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(redirected).read_bytes())))
-    if line.startswith("gf predict bundles/") and not Path("bundles").exists():
-        run(next(other for other in COMMANDS if other.startswith("gf import ")))
-    assert run(line) == 0
-    captured = capsys.readouterr()
-    assert captured.out
-    assert captured.err == ""
+    monkeypatch.setattr("glancefocus.commands.bench.BRIEF_SECONDS", 5.0)
+    for command in COMMANDS:
+        if reason_not_to_run(command) is not None:
+            continue
+        if command.startswith("python "):
+            done = subprocess.run(
+                [sys.executable, *shlex.split(command)[1:]], capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, ""), command
+            continue
+        line, _, redirected = command.partition(" < ")
+        if redirected:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(redirected).read_bytes())))
+        code = run(line)
+        out, err = capsys.readouterr()
+        assert code == 0, f"{command}: {out}{err}"
+        assert out or " -o " in command, command
+        assert "Traceback" not in err
 
 
 def run(line: str) -> int:
@@ -94,7 +150,7 @@ def run(line: str) -> int:
     return int(ended.value.code or 0)
 
 
-@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gf ")])
 def test_every_word_of_a_command_exists(command: str) -> None:
     words = shlex.split(command.partition(" < ")[0])[1:]
     if words != ["--help"]:

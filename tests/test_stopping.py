@@ -123,7 +123,7 @@ def test_with_time_enough_a_deadline_changes_nothing(small_bundle: MakeBundle) -
 
 @pytest.mark.parametrize("deadline_ms", [0.0, -5.0, float("nan")])
 def test_a_deadline_lies_ahead(deadline_ms: float, bundle: Bundle) -> None:
-    with pytest.raises(BadSetting, match="deadline_ms must be above 0, but got"):
+    with pytest.raises(BadSetting, match="deadline_ms must be a number above 0 and at most 1,000,000,000, but got"):
         bundle.predict(pixels(), deadline_ms=deadline_ms)
 
 

@@ -71,7 +71,7 @@ class ChosenSizes:
 
 
 def run_looks(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
-    """Look, let go whoever is sure, look closer at the rest; until nobody is left."""
+    """Look, let the rows go that are above their threshold, look closer at the rest; until none is left."""
     look = exit_rule.calibrated(net.glance(scene))
     while (staying := let_go(look, exit_rule, policy, recorder)) is not None:
         look = look_closer(net, *staying, exit_rule, policy)
@@ -104,7 +104,7 @@ def policy_for(net: LookingNetwork, exit_rule: ExitRule) -> Policy:
 
 
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:
-    """The outcome of a scene. Rows that are sure leave the batch and stop costing anything.
+    """The outcome of a scene. Rows above their threshold leave the batch and stop costing anything.
 
     A runtime may know how to go through the same loop by itself, see LooksAtOnce.
 

@@ -43,6 +43,7 @@ from glancefocus.network.assemble import build
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
+from glancefocus.ranges import BatchSize, Milliseconds, checked
 from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words
 from glancefocus.runtimes.forking import check_threads
 from glancefocus.runtimes.network import PartsNetwork
@@ -195,12 +196,12 @@ class Bundle:
                   smaller than a patch is upscaled, which outcome.notes says.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
         deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
-        merge        what is not sure looks on together with that of other batches; the answers are the same
+        merge        undecided pictures of several batches are pooled; the answers are the same
         """
         started = time.perf_counter()
+        if deadline_ms is not None:
+            deadline_ms = checked(Milliseconds, deadline_ms, "deadline_ms")
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-        if deadline_ms is not None and not deadline_ms > 0:
-            raise BadSetting(f"a deadline lies ahead: deadline_ms must be above 0, but got {deadline_ms}.")
         placements: list[Placement] = []
 
         def images() -> Iterator[Tensor]:
@@ -212,7 +213,7 @@ class Bundle:
         if deadline_ms is not None:  # what is left of the time is shared once everything was read
             outcome = self.predict_images(list(images()), rule, batch_size, started + deadline_ms / 1000, merge=merge)
         else:
-            _check_batch(batch_size)
+            batch_size = checked(BatchSize, batch_size, "batch_size")
             batches = in_small_batches(images(), bytes_of, batch_size, batch_bytes())
             apart = (self.predict_images(batch, rule, batch_size) for batch in batches)
             parts = list(self.predict_batches(batches, rule, full_batch=batch_size) if merge else apart)
@@ -230,7 +231,7 @@ class Bundle:
         wait_ms: float | None = None,
         **stopping: Any,
     ) -> Iterator[Outcome]:
-        """An outcome for every batch of a stream of pictures, in their order; what is not sure looks on together.
+        """An outcome for every batch of a stream of pictures, in their order; undecided pictures are pooled.
 
         pictures    as predict takes them, one after the other; None: nothing has come, so a batch that is begun is not waited for
         batch_size  pictures glanced at together
@@ -283,7 +284,7 @@ class Bundle:
 
         ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
         """
-        _check_batch(batch_size)
+        batch_size = checked(BatchSize, batch_size, "batch_size")
         if not images:
             raise BadImage("there are no pictures to look at.")
         parts = []
@@ -389,8 +390,3 @@ class Bundle:
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
         return Bundle(net=net, split=read_split(folder), **told)
-
-
-def _check_batch(batch_size: int) -> None:
-    if batch_size < 1:
-        raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")

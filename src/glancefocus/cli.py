@@ -5,6 +5,7 @@ Nothing heavy is imported before a job needs it: `gf --help` is instant.
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import cyclopts
 from cyclopts import Parameter
 
 import glancefocus
+from glancefocus.commands.options import read_by_type
 from glancefocus.commands.words import Json
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
@@ -28,6 +30,7 @@ from glancefocus.commands.words_train import train
 from glancefocus.errors import GlancefocusError
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path
+from glancefocus.ranges import Looks, Pixels, Seed, shortened
 
 app = cyclopts.App(
     name="gf",
@@ -49,13 +52,14 @@ def models(*, json: Json = False) -> None:
 
 
 @app.command(name="import")
+@read_by_type
 def import_(
     checkpoint: Path,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     model: str | None = None,
-    patch_px: int | None = None,
-    looks: int | None = None,
+    patch_px: Pixels | None = None,
+    looks: Looks | None = None,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint of the paper into a bundle.
@@ -80,17 +84,14 @@ def import_(
     import_checkpoint(checkpoint, output, model=model, patch_px=patch_px, looks=looks, as_json=json)
 
 
-app.command(predict)
-app.command(train)
-app.command(evaluate)
-app.command(budget)
-app.command(bench)
-app.command(export)
+for verb in (predict, train, evaluate, budget, bench, export):
+    app.command(read_by_type(verb))
 
 
 @app.command
+@read_by_type
 def demo(
-    *, output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("demo"), seed: int = 0, json: Json = False
+    *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None, seed: Seed = 0, json: Json = False
 ) -> None:
     """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
 
@@ -99,7 +100,8 @@ def demo(
     Parameters
     ----------
     output
-        The folder to write; a demo that was stopped goes on there.
+        The folder to write; a demo that was stopped goes on there. Left out: the run and its bundle go to runs/signs, as those
+        of `gf train signs`; the report and some scenes to try go to demo/.
     seed
         Another seed is another run.
     """
@@ -128,13 +130,21 @@ def _keep_caches_together() -> None:
             os.environ.setdefault(variable, str(cache_path() / name))
 
 
+def _print_any_character() -> None:
+    """Escape what the terminal cannot show: characters that its encoding does not have, bytes of file names that are not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 2 a mistake of the user's, told in a sentence, 130 interrupted.
+    """Run the command and exit: 0 done, 2 a mistake of the user's, said in a sentence, 130 interrupted.
 
     arguments  None: those of this process, which then belongs to the command and may be ended by it
     """
     _let_threads_rest()
     _keep_caches_together()
+    _print_any_character()
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
@@ -158,7 +168,7 @@ def _exit_code(arguments: list[str] | None) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _no_room(error)
+        return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _trouble(error)
     return code if isinstance(code, int) else 0
 
 
@@ -182,13 +192,15 @@ def _stopped() -> int:
     return interrupts.EXIT_CODE
 
 
-def _no_room(error: BaseException) -> int:
-    """A full disk is no fault of the program's; everything else is, and is shown as it is."""
+def _trouble(error: BaseException) -> int:
+    """Full disks, and paths that are too long or without permission, are no fault of the program's; everything else is raised."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f" while {error.filename} was written" if error.filename else ""
         return _mistake(
             f"there is no room on the disk{where} ({error.strerror}). Make room and run the same command again."
         )
+    if isinstance(error, OSError) and error.filename is not None:
+        return _mistake(f"{shortened(os.fsdecode(error.filename), 200)}: {error.strerror or error}.")
     raise error
 
 

@@ -22,6 +22,7 @@ The command prints the message and exits with 2.
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GlancefocusError(Exception):
@@ -92,7 +93,7 @@ class MissingExtra(GlancefocusError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}. Install it with: pip install 'glancefocus[{extra}]'.")
+        super().__init__(f"this needs the package {package!r}. Install it with: {install_command(extra)}.")
 
 
 class MissingPackage(MissingExtra):
@@ -105,9 +106,39 @@ class MissingPackage(MissingExtra):
 class MissingEnvironment(MissingExtra):
     """An optional dependency that does not install beside the others."""
 
-    def __init__(self, package: str, requirements: str) -> None:
+    def __init__(self, package: str, environment: str) -> None:
         GlancefocusError.__init__(
             self,
-            f"this needs the package {package!r}, which has an environment of its own. Make a new one with: "
-            f"pip install {requirements} glancefocus; docs/export.md says more.",
+            f"this needs the package {package!r}, which has an environment of its own. Make it in your clone of glancefocus with: "
+            f"make environment-{environment}, and use .venv-{environment}/bin/gf; docs/export.md says more.",
         )
+
+
+def install_command(extra: str | None, requirements: str = "") -> str:
+    """How to install this program again with an extra, or beside other requirements: out of its clone where there is one."""
+    clone, editable = _clone()
+    name = "glancefocus" if clone is None else "."
+    target = name if extra is None else f"'{name}[{extra}]'"
+    options = (
+        "" if clone is None or requirements or not (clone / "constraints.txt").is_file() else "-c constraints.txt "
+    )
+    options += "-e " if editable and not requirements else ""
+    place = "" if clone is None else f" (in the folder {clone})"
+    return f"pip install {options}{requirements + ' ' if requirements else ''}{target}{place}"
+
+
+def _clone() -> tuple[Path | None, bool]:
+    """The folder that this program was installed from, and whether it runs from there; None where it came from an index."""
+    beside = Path(__file__).resolve().parents[2]
+    if (beside / "pyproject.toml").is_file():
+        return beside, True
+    import importlib.metadata  # here, since commands that miss nothing start faster without
+    import json
+    import urllib.parse
+
+    try:
+        text = importlib.metadata.distribution("glancefocus").read_text("direct_url.json")  # PEP 610
+        folder = Path(urllib.parse.unquote(urllib.parse.urlparse(json.loads(text or "")["url"]).path))
+    except (importlib.metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None, False
+    return (folder, False) if (folder / "pyproject.toml").is_file() else (None, False)

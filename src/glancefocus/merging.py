@@ -1,4 +1,4 @@
-"""Streams of small batches whose unsure rows look on together: whoever leaves makes room for others, and focus batches stay full.
+"""Streams of small batches whose undecided rows are pooled: rows that leave make room for others, and focus batches stay full.
 
 The loop is the one of adaptive.py. Between its halves the rows that stay may wait for those of other batches at the same look.
 """
@@ -17,6 +17,7 @@ from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
 from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.ranges import BatchSize, WaitingMs, checked
 from glancefocus.scene import Scene
 
 FULL_BATCH = 32
@@ -69,10 +70,9 @@ class MergedLooks:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if full_batch < 1:
-            raise BadSetting(f"a full batch holds at least one image, but full_batch is {full_batch}.")
-        if wait_ms is not None and not wait_ms >= 0:
-            raise BadSetting(f"images may wait for 0 ms or longer, but wait_ms is {wait_ms}.")
+        full_batch = checked(BatchSize, full_batch, "full_batch")
+        if wait_ms is not None:
+            wait_ms = checked(WaitingMs, wait_ms, "wait_ms")
         refuse_deadline(exit_rule.deadline)
         self.net = net
         self.exit_rule = exit_rule
@@ -86,7 +86,7 @@ class MergedLooks:
         self._rows = 0
 
     def add(self, scene: Scene) -> None:
-        """Glance at a scene; whoever is not sure waits for the next look."""
+        """Glance at a scene; rows below their threshold wait for the next look."""
         came = self.clock()
         look = self.exit_rule.calibrated(self.net.glance(scene))
         first_row = self._rows
@@ -159,8 +159,7 @@ def refuse_deadline(deadline: object | None) -> None:
 
 def in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
     """Batches of so many images out of a stream. After None, which says that nothing has come, those that are there are a batch."""
-    if batch_size < 1:
-        raise BadSetting(f"a batch holds at least one image, but batch_size is {batch_size}.")
+    batch_size = checked(BatchSize, batch_size, "batch_size")
     return _in_batches(images, batch_size)
 
 

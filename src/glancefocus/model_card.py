@@ -21,7 +21,7 @@ def model_card(
         f"# {one_line(settings.backbone)}, up to {settings.looks} looks",
         "",
         f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} patches of "
-        f"{patches} px, stopping as soon as it is sure.",
+        f"{patches} px, stopping once the score is above the threshold of a look.",
         "",
         "    gf predict THIS_FOLDER picture.jpg",
         "",

@@ -11,6 +11,7 @@ import math
 import numbers
 import os
 import reprlib
+import typing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -59,6 +60,12 @@ def checked_number(kind: type, bounds: Range, value: Any, name: str) -> Any:
     if fits and _number(value) in bounds:
         return kind(value)
     raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shown(value)}.")
+
+
+def checked(hint: Any, value: Any, name: str) -> Any:
+    """A value by one of the types below: checked(Looks, looks, "looks")."""
+    kind, bounds = typing.get_args(hint)[:2]
+    return checked_number(kind, bounds, value, name)
 
 
 def read_number(kind: type, bounds: Range, text: str, name: str) -> Any:
@@ -153,5 +160,6 @@ Mebibytes = Annotated[int, Range(0, 2**24)]
 # Budgets and times
 MultiplyAdds = Annotated[float, Range(0, 1e18, above=True)]
 Milliseconds = Annotated[float, Range(0, 1e9, above=True)]
+WaitingMs = Annotated[float, Range(0, 1e9)]
 Minutes = Annotated[float, Range(0, 1_000_000)]
 Threshold = Annotated[float, Range(-1e6, 1e6)]

@@ -1,6 +1,6 @@
 """How a bundle stops: the exit rule for what a user asks, out of stored thresholds and operating points."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from glancefocus.early_exit.rule import ExitRule, SizeRule, every_look
 from glancefocus.early_exit.score import score_named
 from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.latency import Latency
+from glancefocus.ranges import Looks, Milliseconds, MultiplyAdds, checked, shown
 from glancefocus.settings import NetworkSettings
 
 
@@ -39,17 +40,23 @@ class Stopping:
         if sum(choice is not None for choice in (thresholds, looks, budget_macs, budget_ms)) > 1:
             raise BadSetting("give thresholds, or a number of looks, or a budget, not several of them.")
         most = self.settings.looks
-        if looks is not None and not 1 <= looks <= most:
+        if looks is not None and checked(Looks, looks, "looks") > most:
             raise BadSetting(f"this network takes 1 to {most} looks, not {looks}.")
         if budget_macs is not None:
+            budget_macs = checked(MultiplyAdds, budget_macs, "budget_macs")
             everything = max(self.costs.macs_of_tree())
             thresholds = self._within(budget_macs, self.costs.macs_after_look[0], everything, "macs", _mean_macs)
         elif budget_ms is not None:
+            budget_ms = checked(Milliseconds, budget_ms, "budget_ms")
             latency = self._measured()
             thresholds = self._within(budget_ms, latency.glance_ms, max(latency.ms_of_tree()), "ms", latency.mean_ms)
         elif thresholds is None and looks is None:
             thresholds = self.thresholds
-        return self._every_look(looks or most) if thresholds is None else self._rule_of(list(thresholds))
+        if thresholds is None:
+            return self._every_look(looks or most)
+        if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):
+            raise BadSetting(f"thresholds must be a list of numbers, but got {shown(thresholds)}.")
+        return self._rule_of(list(thresholds))
 
     def _every_look(self, looks: int) -> ExitRule:
         return replace(every_look(looks), temperatures=self.temperatures and self.temperatures[:looks])

@@ -383,7 +383,7 @@ def test_without_pyav_the_extra_is_named(
     file = make_video(tmp_path / "clip.mp4")
     folder = frame_folder(tmp_path / "frames", ["1.png", "2.png"])
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'glancefocus\[video\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install -c constraints.txt -e '.\[video\]'"):
         numbers(file, 8)
     assert numbers(folder, 2).frames == [0, 1]  # frames need no decoder
 

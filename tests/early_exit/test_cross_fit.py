@@ -26,6 +26,7 @@ def test_thresholds_are_chosen_without_the_images_that_they_judge() -> None:
 
     found = cross_fitted(table, choose, folds=5)
     assert [len(scores) for scores in chosen_on] == [8] * 5
+    assert len(found.chosen) == 5
     for group, scores in enumerate(chosen_on):
         assert scores.isdisjoint(table.score[found.fold == group, 0].tolist())
 
@@ -47,11 +48,11 @@ def test_luck_in_choosing_shows_in_the_table_and_not_in_the_cross_fitted_figures
     def choose(part: LookTable) -> Thresholds:
         return direct_within(part, 20.0)
 
-    tables = [noise(60, seed) for seed in range(20)]
+    tables = [noise(60, seed) for seed in range(12)]
     on_themselves = np.mean([table.point(choose(table))["accuracy"] for table in tables])
     judged_by_others = np.mean([cross_fitted(table, choose).accuracy for table in tables])
     assert on_themselves > 0.56
-    assert judged_by_others == pytest.approx(0.5, abs=0.03)  # of 1200 images: a standard error is 0.014
+    assert judged_by_others == pytest.approx(0.5, abs=0.05)  # of 720 images: a standard error is 0.019
 
 
 def test_costs_are_in_the_unit_of_the_table() -> None:

@@ -11,6 +11,8 @@ from glancefocus.early_exit.budget import direct_curve, direct_within, geometric
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.errors import BadBudget
 
+ONE_TWO = np.array([1.0, 2.0])
+
 
 def plausible(seed: int, count: int = 150, looks: int = 4, *, rough: bool = False) -> LookTable:
     """Images that are easy or hard; surer and more often right with every look. Rough: only twelve different scores."""
@@ -86,12 +88,44 @@ def test_of_equally_accurate_thresholds_it_takes_the_dearest() -> None:
     assert table.point(direct_within(table, 39.9))["mean_macs"] == 37.5
 
 
-def test_a_threshold_is_just_below_the_last_one_that_leaves() -> None:
+def test_a_threshold_is_midway_between_the_last_one_that_leaves_and_the_first_that_stays() -> None:
     # The surer two are right at the glance, the others only after the second look.
     score = np.array([[0.9, 0.5], [0.7, 0.5], [0.4, 0.5], [0.1, 0.5]], dtype=np.float32)
     correct = np.array([[True, False], [True, False], [False, True], [False, True]])
     found = direct_within(LookTable(score, correct, np.array([1.0, 2.0])), 2.0)
-    assert found.tolist() == [np.nextafter(np.float32(0.7), np.float32(-1)), 0.0]
+    assert found.tolist() == pytest.approx([0.55, 0.0], abs=1e-7)
+
+
+def test_neighbouring_scores_are_still_told_apart() -> None:
+    high = np.float32(0.7)
+    low = np.nextafter(high, np.float32(-1))
+    table = LookTable(
+        np.array([[high, 0.5], [low, 0.5]], np.float32), np.array([[True, False], [False, True]]), ONE_TWO
+    )
+    assert table.exits(direct_within(table, 2.0)).tolist() == [0, 1]
+
+
+def test_what_answers_are_worth_can_be_given_instead_of_counting_them() -> None:
+    # By the answers the first image should look twice, by their worth the second.
+    score = np.array([[0.2, 0.5], [0.6, 0.5]], dtype=np.float32)
+    table = LookTable(score, np.array([[False, True], [True, False]]), ONE_TWO)
+    worth = np.array([[0.5, 0.4], [0.5, 0.9]])
+    assert table.exits(direct_within(table, 2.0)).tolist() == [1, 0]
+    assert table.exits(direct_within(table, 2.0, worth)).tolist() == [
+        1,
+        1,
+    ]  # only the less sure may stay alone: 0.4 + 0.9
+
+
+def test_accuracy_that_is_spared_buys_a_lower_cost() -> None:
+    # A second look gains 9 images, all of which are below 0.1; the others are right at the glance.
+    score = np.tile(np.arange(100, dtype=np.float32)[:, None] / 100, (1, 2))
+    correct = np.stack([score[:, 0] > 0.085, np.ones(100, bool)], axis=1)
+    table = LookTable(score, correct, ONE_TWO)
+    assert table.point(direct_within(table, 2.0))["exits_per_look"] == [0, 100]
+    assert table.point(direct_within(table, 2.0, spare=1e-9))["exits_per_look"] == [91, 9]
+    spared = table.point(direct_within(table, 2.0, spare=0.03))
+    assert (spared["accuracy"], spared["exits_per_look"]) == (0.97, [94, 6])
 
 
 def test_equal_scores_leave_together() -> None:
@@ -123,7 +157,7 @@ def test_two_images_are_enough() -> None:
     assert table.point(direct_within(table, 2.0)) == {
         "mean_macs": 2.0,
         "accuracy": 1.0,
-        "thresholds": [float(np.nextafter(np.float32(1), np.float32(-1))), 0.0],
+        "thresholds": [pytest.approx(0.6, abs=1e-7), 0.0],
         "exits_per_look": [1, 1],
     }
 

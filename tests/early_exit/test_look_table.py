@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glancefocus.early_exit.look_table import LookTable
-from glancefocus.errors import BadData
+from glancefocus.errors import BadData, BadSetting
 
 
 def four_images() -> LookTable:
@@ -56,6 +56,22 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
     score = np.array([[0.5, math.nan]], dtype=np.float32)
     with pytest.raises(BadData, match="scores that are not numbers; the network's answers are broken"):
         LookTable(score, np.array([[True, True]]), np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -1.0])
+def test_costs_that_cannot_be_are_refused(broken: float) -> None:
+    score, correct = np.zeros((2, 2), np.float32), np.ones((2, 2), bool)
+    with pytest.raises(BadData, match="costs of looks must be numbers, 0 or more, but got"):
+        LookTable(score, correct, np.array([1.0, broken]))
+    with pytest.raises(BadData, match="costs of looks must be numbers, 0 or more, but got"):
+        LookTable(score, correct, np.array([1.0, 2.0]), ms=np.array([broken, 2.0]))
+
+
+@pytest.mark.parametrize("thresholds", [[0.5, math.nan], [0.5], [0.5, 0.5, 0.5]])
+def test_thresholds_that_do_not_fit_the_table_are_refused(thresholds: list[float]) -> None:
+    table = LookTable(np.zeros((2, 2), np.float32), np.ones((2, 2), bool), np.array([1.0, 2.0]))
+    with pytest.raises(BadSetting, match="2 looks with 1 patch size need 2 thresholds that are numbers, but got"):
+        table.point(np.asarray(thresholds, dtype=np.float32))
 
 
 def test_a_table_whose_columns_do_not_match_is_refused() -> None:

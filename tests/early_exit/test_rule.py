@@ -74,7 +74,7 @@ def test_a_rule_needs_thresholds() -> None:
 
 
 def test_a_threshold_must_be_a_number() -> None:
-    with pytest.raises(BadSetting, match="thresholds must be numbers, but got"):
+    with pytest.raises(BadSetting, match="a threshold must be a number, but got nan"):
         ExitRule([0.5, math.nan])
 
 
@@ -148,7 +148,7 @@ def test_the_same_rule_by_a_plain_transcription_of_the_papers_equations(look_wit
     [
         ([[0.5, 0.5], [0.0, 0.0]], r"patches of \[32, 48, 64\] px needs 3 thresholds for each look, but got \[\[0.5"),
         ([[0.5, 0.5, 0.5], [0.0]], "needs 3 thresholds for each look"),
-        ([[0.5, math.nan, 0.5], [0.0, 0.0, 0.0]], "thresholds must be numbers, but got"),
+        ([[0.5, math.nan, 0.5], [0.0, 0.0, 0.0]], "a threshold must be a number, but got nan"),
         ([], "needs one threshold for each look, but got none"),
     ],
 )

@@ -112,11 +112,17 @@ def test_a_curve_of_several_sizes_never_falls() -> None:
     curve = solve_curve(table, points=6)
     assert [entry["budget_macs"] for entry in curve] == np.linspace(table.cheapest, table.dearest, 6).tolist()
     assert curve[0]["thresholds"] == [[-1, -1], [-1, -1], [0, 0]]
-    accuracies = [entry["accuracy"] for entry in curve]
+    accuracies = [entry["expected_accuracy"] for entry in curve]
     assert accuracies == sorted(accuracies)
     for entry in curve:
         assert entry["mean_macs"] <= entry["budget_macs"]
-        assert entry["accuracy"] >= best_of_one_size(table, entry["budget_macs"])
+
+
+def test_thresholds_that_give_up_some_accuracy_cost_less() -> None:
+    table = plausible_tree(4, count=120, sizes=2)
+    dear, cheap = (table.point(genetic_within(table, table.dearest, spare=spare, **SMALL)) for spare in (0.0, 0.05))
+    assert dear["accuracy"] - 0.05 <= cheap["accuracy"] <= dear["accuracy"]
+    assert cheap["mean_macs"] < dear["mean_macs"]
 
 
 def test_a_seed_repeats_a_search() -> None:

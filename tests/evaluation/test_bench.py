@@ -1,5 +1,6 @@
 """What `gf bench` works out of its measurements; how fast anything is, is not a matter of tests."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,16 @@ from glancefocus.early_exit.look_table import LookTable
 from glancefocus.early_exit.rule import every_look
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation import bench as bench_module
-from glancefocus.evaluation.bench import Case, Subject, bench, forced_subject, images_needed, summary, usual_cases
+from glancefocus.evaluation.bench import (
+    Case,
+    Subject,
+    bench,
+    forced_subject,
+    images_needed,
+    in_turns,
+    summary,
+    usual_cases,
+)
 from glancefocus.evaluation.same_accuracy import cheapest_as_accurate, looks_taken, rows_that_stand_for_all
 from glancefocus.evaluation.time_shares import SHARES, Stopwatch, TimedScene, time_shares
 from glancefocus.network.glance_focus import GlanceFocus
@@ -47,6 +57,17 @@ def test_batches_of_one_run_on_one_thread_and_there_are_enough_of_them() -> None
     assert [images_needed(batch) for batch in (1, 3, 20, 64)] == [20, 21, 20, 64]
     with pytest.raises(BadSetting, match="batch is 0"):
         images_needed(0)
+
+
+def test_rounds_end_when_their_time_is_over_but_three_are_measured() -> None:
+    shares: list[float] = []
+    nap = {"backbone": lambda: time.sleep(0.01), "glancefocus": lambda: None}
+    cpu = torch.device("cpu")
+    times = in_turns(nap, cpu, rounds=50, warm_up=1, seconds=0.0, progress=shares.append)
+    assert [len(seconds) for seconds in times.values()] == [3, 3]
+    assert shares[:3] == pytest.approx([0, 1 / 51, 2 / 51])
+    assert len(in_turns(nap, cpu, rounds=50, warm_up=1, seconds=0.15)["backbone"]) in range(3, 16)
+    assert len(in_turns(nap, cpu, rounds=4, warm_up=0, seconds=60.0)["backbone"]) == 4
 
 
 @pytest.mark.parametrize("kind", [{}, {"frames": 2, "shift_div": 4, "classifier": "cascaded"}, {"patch_px": (32, 48)}])

@@ -48,11 +48,18 @@ def test_val_chooses_and_test_measures(bundle: Bundle, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "name"), [("val/", "val"), ("test/", "test"), ("", "all"), ("train/", "train")])
-def test_where_there_is_only_one_split_one_half_chooses_and_the_other_measures(
+def test_where_there_is_only_one_split_all_of_it_chooses_and_others_judge_each(
     split: str, name: str, bundle: Bundle, tmp_path: Path
 ) -> None:
     source = pictures(tmp_path / "pets", {f"{split}cat": 3, f"{split}dog": 4})
-    choice = choose_images(Records(bundle, source, tmp_path / "looks"), "held-out")
+    records = Records(bundle, source, tmp_path / "looks")
+    crosswise = choose_images(records, "held-out")
+    assert crosswise.crosswise
+    assert crosswise.choosing_words == f"{source}, {name}"
+    assert crosswise.measuring_words == f"{source}, {name}, each by thresholds that others chose"
+    assert crosswise.choosing_rows.tolist() == crosswise.measuring_rows.tolist() == list(range(7))
+    choice = choose_images(records, "held-out", in_halves=True)
+    assert not choice.crosswise
     assert choice.choosing_words == f"one half of {source}, {name}"
     assert choice.measuring_words == f"the other half of {source}, {name}"
     assert choice.choosing is choice.measuring
@@ -91,7 +98,9 @@ def test_other_images_cannot_choose(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_the_seed_decides_the_halves(bundle: Bundle, tmp_path: Path) -> None:
     records = Records(bundle, pictures(tmp_path / "pets", {"cat": 12}), tmp_path / "looks")
-    one, again, other = (choose_images(records, "held-out", seed).choosing_rows.tolist() for seed in (0, 0, 1))
+    one, again, other = (
+        choose_images(records, "held-out", seed, in_halves=True).choosing_rows.tolist() for seed in (0, 0, 1)
+    )
     assert one == again != other
 
 
@@ -120,8 +129,8 @@ def test_a_record_can_be_named_instead_of_the_data(bundle: Bundle, small_bundle:
     records = Records(bundle, str(folder), tmp_path / "looks")
     assert records.names == ["val"]
     choice = choose_images(records, "held-out")
-    assert choice.choosing_words == f"one half of {source}, val"
-    assert len(choice.choosing_rows) == len(choice.measuring_rows) == 3
+    assert choice.choosing_words == f"{source}, val"
+    assert len(choice.choosing_rows) == len(choice.measuring_rows) == 6
     with pytest.raises(BadData, match="has no training images"):
         choose_images(records, "train")
     with pytest.raises(BadData, match="made with another network than the bundle's"):
@@ -178,6 +187,10 @@ def test_a_bundle_that_does_not_know_what_trained_it_says_so(small_bundle: MakeB
     assert Records(imported, source, tmp_path / "looks").remarks("all") == []
     (remark,) = Records(older, source, tmp_path / "looks").remarks("all")
     assert remark.startswith("this bundle does not say which images trained it, so some of these may have")
+    records = Records(older, source, tmp_path / "looks")
+    records.remember_choosing("all")  # which images chose its thresholds says nothing about training
+    assert Records(older, source, tmp_path / "looks").remarks("all") == [remark]
+    assert Records(older, source, tmp_path / "looks").chose("all")
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def test_bins_that_nobody_is_in_are_not_drawn() -> None:
 def test_the_trade_off_shows_the_interval_the_looks_and_what_the_backbone_costs() -> None:
     (axes,) = trade_off_figure(two_sizes(), "macs").axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert lines["stops when sure, sizes chosen"].get_xydata().tolist() == [
+    assert lines["stops above thresholds, sizes chosen"].get_xydata().tolist() == [
         [pytest.approx(9.5), 50.0], [pytest.approx(19.0), 70.0], [pytest.approx(28.5), 80.0],
     ]  # fmt: skip
     assert lines["fixed number of looks"].get_ydata().tolist() == [50.0, 60.0, 80.0]

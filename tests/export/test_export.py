@@ -54,11 +54,11 @@ def test_an_export_holds_graphs_loop_description_and_readme(onnx_folder: Path, d
 def test_every_way_of_looking_was_compared(onnx_folder: Path, described: Described) -> None:
     compared = described(onnx_folder)["compared"]
     assert compared["source"] == "made-up pictures"
-    assert list(compared["ways"]) == ["stopping when sure", "every look"]
+    assert list(compared["ways"]) == ["stopping above thresholds", "every look"]
     for found in compared["ways"].values():
         assert (found["images"], found["same_answers"], found["same_looks"]) == (32, 32, 32)
         assert found["confidence_difference"] < 1e-5
-    assert compared["ways"]["stopping when sure"]["exits_per_look"][0] == 16
+    assert compared["ways"]["stopping above thresholds"]["exits_per_look"][0] == 16
     assert compared["ways"]["every look"]["exits_per_look"] == [0, 0, 32]
 
 
@@ -80,7 +80,7 @@ def test_the_command_compares_on_the_images_that_are_named(
     assert ended.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert told["graphs"] == ["glance.xml", "aim_32.xml", "focus.xml"]
-    own = told["compared"]["ways"]["stopping when sure"]
+    own = told["compared"]["ways"]["stopping above thresholds"]
     assert (own["images"], own["same_answers"], own["same_looks"]) == (9, 9, 9)
     assert own["accuracy_before"] == own["accuracy_after"] == 1.0  # the folders are named as the network answers
     assert described(tmp_path / "out")["runtime"] == "openvino"
@@ -124,9 +124,12 @@ def test_a_folder_of_something_else_is_left_alone(
         (["--to", "onnx", "--int8"], "int8 needs images to calibrate with: name labelled data with --calibrate DATA."),
         (["--to", "onnx", "--calibrate", "signs"], "--calibrate is for int8. Add --int8, or leave it out"),
         (["--to", "litert", "--int8", "--calibrate", "signs"], "int8 is for onnx, openvino, not for litert."),
-        (["--to", "onnx", "--max-images", "0"], "compared on at least one image, but max_images is 0."),
+        (["--to", "onnx", "--max-images", "0"], "--max-images must be a whole number from 1 to 1,000,000, but got 0."),
         (["--to", "onnx", "--images", "sings"], "there is no data set named 'sings'. Did you mean 'signs'?"),
-        (["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"], "max-drop is a number of points"),
+        (
+            ["--to", "onnx", "--int8", "--calibrate", "signs", "--max-drop", "-1"],
+            "--max-drop must be a number from 0 to 100, but got -1",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
@@ -139,10 +142,10 @@ def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("to", "package", "advice"),
     [
-        ("onnx", "onnxruntime", r"pip install 'glancefocus\[export\]'"),
-        ("openvino", "openvino", r"pip install 'glancefocus\[openvino\]'"),
-        ("litert", "litert_torch", "pip install torch==.* litert-torch==.* ai-edge-litert==.* glancefocus"),
-        ("executorch", "executorch", "pip install torch==.* executorch==.* glancefocus"),
+        ("onnx", "onnxruntime", r"pip install -c constraints.txt -e '.\[export\]' \(in the folder"),
+        ("openvino", "openvino", r"pip install -c constraints.txt -e '.\[openvino\]' \(in the folder"),
+        ("litert", "litert_torch", "make environment-litert"),
+        ("executorch", "executorch", "make environment-executorch"),
     ],
 )
 def test_a_missing_package_says_how_to_get_it(
@@ -205,7 +208,7 @@ def test_int8_graphs_are_smaller_and_their_accuracy_is_told(
     assert told == described(tmp_path / "out")["int8"]
     assert told["covers"] in ("everything", "convolutions")
     assert (told["accuracy_before"], told["calibration_images"], told["images"]) == (1.0, 12, 12)
-    assert told["accuracy_after"] == about["compared"]["ways"]["stopping when sure"]["accuracy_after"]
+    assert told["accuracy_after"] == about["compared"]["ways"]["stopping above thresholds"]["accuracy_after"]
     whole = {file.name for file in onnx_folder.iterdir()}
     assert {file.name for file in (tmp_path / "out").iterdir()} == whole - {"looks.onnx"}  # that is of full precision
     assert "one_graph" not in about

@@ -22,7 +22,7 @@ def test_a_row_tells_what_was_the_same(export_check: types.ModuleType) -> None:
         "accuracy_before": 0.98,
         "accuracy_after": 0.985,
     }
-    told = {"compared": {"ways": {"stopping when sure": found}}, "bytes": 1_020_000}
+    told = {"compared": {"ways": {"stopping above thresholds": found}}, "bytes": 1_020_000}
     assert export_check.row("onnx", True, told) == [
         *("onnx, int8", "200", "199", "197", "2.9e-02", "98.0 → 98.5", "1.02"),
     ]

@@ -85,7 +85,7 @@ def test_the_loop_answers_as_the_bundle(small_bundle: Callable[..., Bundle], kin
         assert (found.answers, found.looks, found.boxes) == (32, 32, 32)
         assert found.confidence_difference < 1e-5
         refuse_differences(found, words)
-        if words != "stopping when sure":
+        if words != "stopping above thresholds":
             assert found.exits_per_look == {looks: 32}
         elif looks > 1:
             assert found.exits_per_look[1] == 12

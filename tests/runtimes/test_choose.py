@@ -235,13 +235,13 @@ def test_mistakes_are_told(small_net: Callable[..., GlanceFocus], monkeypatch: p
         open_runtime(net, "onxx")
     with pytest.raises(UnknownName, match="no runtime named 'auto'"):
         open_backbone(net, "auto")
-    with pytest.raises(BadSetting, match="at least 1 thread, but threads is 0"):
+    with pytest.raises(BadSetting, match="threads must be a whole number from 1 to .*, but got 0"):
         open_runtime(net, "eager", threads=0)
     with pytest.raises(BadSetting, match="light_weights is for the runtime eager or onnx, not for 'openvino'"):
         open_runtime(net, "openvino", options=RuntimeOptions(light_weights=True))
     with pytest.raises(BadSetting, match="'auto' chooses by itself"):
         open_runtime(net, "auto", options=RuntimeOptions(light_weights=True))
-    with pytest.raises(BadSetting, match="at least one image, but batch is 0"):
+    with pytest.raises(BadSetting, match="batch must be a whole number from 1 to 65,536, but got 0"):
         open_runtime(net, "auto", batch=0)
 
 
@@ -258,7 +258,8 @@ def test_a_missing_package_says_which_extra_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     with pytest.raises(
-        MissingExtra, match=f"needs the package '{missing}'. Install it with: pip install 'glancefocus.{extra}.'"
+        MissingExtra,
+        match=f"needs the package '{missing}'. Install it with: pip install -c constraints.txt -e '..{extra}.'",
     ):
         open_runtime(small_net(), runtime, cache=graph_cache)
     find = importlib.util.find_spec

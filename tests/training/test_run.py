@@ -27,7 +27,6 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.initialise import glance_side
-from glancefocus.training.journal import Journal
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
@@ -142,9 +141,8 @@ def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) ->
     bundle = gf.load(whole_run / "bundle")
     assert bundle.classes == ("none", "30", "50", "80", "100")
     assert bundle.thresholds is not None
-    accuracies = [point["accuracy"] for point in bundle.curve]
-    assert accuracies == sorted(accuracies)  # a dearer budget never achieves less
     budgets = [point["budget_macs"] for point in bundle.curve]
+    assert budgets == sorted(budgets)
     assert all(point["mean_macs"] <= budget * (1 + 1e-9) for point, budget in zip(bundle.curve, budgets, strict=True))
     assert same_weights(bundle.net.state_dict(), weights_of(whole_run))
 
@@ -304,16 +302,6 @@ def test_stages_can_be_left_out_and_rounds_repeat_the_last_two(tiny: Tiny, tmp_p
     rows = [(row["stage_number"], row["stage"]) for row in metrics_of(tmp_path / "run")]
     assert rows == [(1, "aim"), (2, "finetune"), (3, "aim"), (4, "finetune")]
     assert not (tmp_path / "run" / "backbone.safetensors").exists()
-
-
-def test_a_stage_that_comes_again_goes_on_where_its_curve_ended(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    monkeypatch.setattr(Journal, "_write", lambda self, row, number: drawn.append((row["stage"], number)))
-    train(tiny(stages=("recognise", "aim", "finetune"), rounds=2), tmp_path / "run", quiet=True)
-    again = [("aim", 1), ("aim", 2), ("finetune", 1), ("aim", 3), ("aim", 4), ("finetune", 2)]
-    assert drawn == [("recognise", 1), *again]
 
 
 class WithScaler(Accelerator):
@@ -541,7 +529,7 @@ def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: 
         for number in range(4):
             (tmp_path / "pets" / name / f"{number}.png").write_bytes(b"")
     words = ["--check-files", "-o", str(tmp_path / "run")]
-    by_word = ["--backbone", "test_resnet", "--fit", "whole"]
+    by_word = ["--backbone", "test_resnet", "--weights", "none", "--fit", "whole"]
     by_preset = ["--preset", "gf-mini-48"]
     for more, said in (
         ([*by_word, "--height-px", "96"], True),

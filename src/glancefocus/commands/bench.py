@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,23 @@ from typing import Any
 
 import torch
 from rich.table import Table
+from rich.text import Text
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import cell, notice, output, progress_bars, say, tell_bad_files
+from glancefocus.commands.printing import Display, display, notice, output, progress_bars, say, tell_bad_files
 from glancefocus.costs import Costs
 from glancefocus.early_exit.forced import checked_shares, shares_within
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.evaluation.bench import Subject, Timing, bench, forced_subject, images_needed, usual_cases
+from glancefocus.evaluation.bench import (
+    BRIEF_BATCHES,
+    Subject,
+    Timing,
+    bench,
+    brief_runtimes,
+    forced_subject,
+    images_needed,
+    usual_cases,
+)
 from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.same_accuracy import subject_at_backbone_accuracy
 from glancefocus.evaluation.time_shares import SHARES
@@ -29,17 +40,39 @@ from glancefocus.network.weights import load_backbone_weights
 from glancefocus.runtimes.choose import RUNTIMES, check_name
 from glancefocus.training.recipes import assign
 
+ROUNDS = 7
+ALL_BATCHES = (1, 64, 128)
+BRIEF_SECONDS = 120.0
+"""How long a measurement takes, about, unless more is asked for."""
 LIGHT_POLICY = {"head": "conv", "conv_kernel": 1, "conv_channels": 32, "units": 256}
 # How many times fewer multiply-adds at the backbone's accuracy: the paper's table of throughput, and for MobileNetV3 its text.
 PAPER_RATIOS = {"resnet50": 1.90, "densenet121": 2.61, "densenet169": 1.84, "mobilenetv3_large_100": 1.4}
 
 
+# Columns of the table of ratios: their widths, and those where there is room for the quartiles.
+_COLUMNS = {
+    "runtime": (13, 20),
+    "batch": (5, 5),
+    "threads": (7, 7),
+    "backbone": (8, 24),
+    "glancefocus": (11, 24),
+    "fewer_macs": (10, 10),
+    "less_time": (9, 9),
+    "quotient": (8, 8),
+}
+_WIDE = 116  # of a terminal that has room for them
+
+
 @dataclass(frozen=True)
 class BenchAsked:
-    """What the user asked for, see words_bench."""
+    """What the user asked for, see words_bench.
+
+    runtimes, batches, rounds  None: what answers most questions in about two minutes
+    everything                 all runtimes, larger batches, all rounds
+    """
 
     runtimes: Sequence[str] | None = None
-    batches: Sequence[int] = (1, 64, 128)
+    batches: Sequence[int] | None = None
     threads: int | None = None
     exits: Sequence[float] | None = None
     budget_macs: float | None = None
@@ -47,8 +80,9 @@ class BenchAsked:
     light_policy: bool = False
     light_weights: bool | None = None
     changes: Sequence[str] = ()
-    rounds: int = 7
+    rounds: int | None = None
     split: str | None = None
+    everything: bool = False
 
     def __post_init__(self) -> None:
         if self.exits is not None and self.budget_macs is not None:
@@ -58,10 +92,11 @@ class BenchAsked:
 
 
 def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json: bool) -> None:
-    """Measure every case, and print what came of it."""
-    if not asked.batches:
+    """Measure every case, and print what came of it, rows as they come."""
+    batches = asked.batches if asked.batches is not None else ALL_BATCHES if asked.everything else BRIEF_BATCHES
+    if not batches:
         raise BadSetting("there is nothing to measure: no batch was named.")
-    most_images = max(map(images_needed, asked.batches))
+    most_images = max(map(images_needed, batches))
     with progress_bars(quiet=as_json) as progress:
         if Path(network).exists():
             subject = bundle_subject(Path(network), data, asked, most_images, progress)
@@ -71,16 +106,68 @@ def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json:
             raise UnknownName(
                 "bundle or preset", network, PRESETS, "Name a bundle's folder, or a preset of `gf models`."
             )
-        device = next(subject.net.parameters()).device
-        cases = usual_cases(asked.runtimes, asked.batches, asked.threads, device, asked.light_weights)
-        timings: list[Timing] = []
-        for case in cases:
-            progress("measuring", len(timings), len(cases))
-            timings.append(bench(subject, case, rounds=asked.rounds))
+    with display(for_programs=as_json, in_percent=True) as shown:
+        rows = None if as_json else TimingRows(shown, network)
+        timings = _measured(subject, batches, asked, shown, rows)
     if as_json:
         print(json.dumps([timing.to_plain() for timing in timings], indent=1, allow_nan=False))  # noqa: T201
         return
-    _print(network, subject, timings)
+    _print(subject, timings)
+    if not asked.everything and asked.runtimes is None:
+        notice("--all measures every runtime that is installed, with int8 weights, too, and larger batches.")
+
+
+def _measured(
+    subject: Subject, batches: Sequence[int], asked: BenchAsked, shown: Display, rows: "TimingRows | None"
+) -> list[Timing]:
+    """Every case one after the other, in about two minutes unless the rounds or everything was asked for."""
+    device = next(subject.net.parameters()).device
+    runtimes = brief_runtimes(device) if asked.runtimes is None and not asked.everything else asked.runtimes
+    cases = usual_cases(runtimes, batches, asked.threads, device, asked.light_weights)
+    brief = asked.rounds is None and not asked.everything
+    ends_at = time.perf_counter() + BRIEF_SECONDS
+    timings: list[Timing] = []
+
+    def tell(share: float) -> None:
+        shown.tell("measuring", len(timings) + 0.8 * share, len(cases))  # the rest is for where the time goes
+
+    for case in cases:
+        tell(0.0)
+        # Of what is left of the time each case has its share, half of it for the rounds: opening a runtime takes some, too.
+        seconds = 0.5 * max(0.0, ends_at - time.perf_counter()) / (len(cases) - len(timings)) if brief else None
+        options = {"rounds": asked.rounds or ROUNDS, "warm_up": 1 if brief else 2}
+        timings.append(bench(subject, case, **options, seconds=seconds, progress=tell))
+        if rows is not None:
+            rows.show(timings[-1])
+    return timings
+
+
+class TimingRows:
+    """The table of ratios, printed row by row."""
+
+    def __init__(self, shown: Display, network: str) -> None:
+        self.shown = shown
+        title = f"{network} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
+        shown.show(Text(title, style="italic"))
+        self._print([name.replace("_", " ") for name in _COLUMNS], style="bold")
+
+    def show(self, t: Timing) -> None:
+        wide = self.shown.console.width >= _WIDE
+        backbone, own = f"{t.backbone_ms:.2f}", f"{t.glancefocus_ms:.2f}"
+        if wide:
+            backbone += f" ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})"
+            own += f" ({t.glancefocus_ms_low:.2f}-{t.glancefocus_ms_high:.2f})"
+        ratios = [f"{ratio:.2f}" for ratio in (t.mac_ratio, t.time_ratio, t.quotient)]
+        self._print([t.runtime_words, str(t.batch), str(t.threads), backbone, own, *ratios])
+
+    def _print(self, cells: Sequence[str], style: str = "") -> None:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        wide = self.shown.console.width >= _WIDE
+        for width, roomy in _COLUMNS.values():
+            right = table.columns != []
+            table.add_column(min_width=roomy if wide else width, no_wrap=True, justify="right" if right else "left")
+        table.add_row(*cells, style=style)
+        self.shown.show(table)
 
 
 def preset_subject(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
@@ -175,10 +262,8 @@ def _plain(thresholds: Any) -> Any:
     return None if thresholds is None else json.loads(json.dumps(thresholds))
 
 
-def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
-    console = output()
-    console.print(_ratios(network, timings))
-    console.print(_shares(timings))
+def _print(subject: Subject, timings: Sequence[Timing]) -> None:
+    output().print(_shares(timings))
     exits = timings[0].exits
     say(
         f"of {sum(exits)} images {' / '.join(map(str, exits))} left after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
@@ -188,27 +273,6 @@ def _print(network: str, subject: Subject, timings: Sequence[Timing]) -> None:
             f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
             f"thresholds were chosen on {subject.chosen_on} to be as accurate as the backbone there"
         )
-
-
-def _ratios(network: str, timings: Sequence[Timing]) -> Table:
-    table = Table(
-        title=f"{cell(network)} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
-    )
-    table.add_column("runtime", no_wrap=True)
-    for name in ("batch", "threads", "backbone", "glancefocus", "fewer macs", "less time", "quotient"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for t in timings:
-        table.add_row(
-            t.runtime_words,
-            str(t.batch),
-            str(t.threads),
-            f"{t.backbone_ms:.2f} ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})",
-            f"{t.glancefocus_ms:.2f} ({t.glancefocus_ms_low:.2f}-{t.glancefocus_ms_high:.2f})",
-            f"{t.mac_ratio:.2f}",
-            f"{t.time_ratio:.2f}",
-            f"{t.quotient:.2f}",
-        )
-    return table
 
 
 def _shares(timings: Sequence[Timing]) -> Table:

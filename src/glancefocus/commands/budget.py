@@ -3,31 +3,23 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import cell, notice, output, progress_bars, say, tell_bad_files
-from glancefocus.early_exit.budget import (
-    check_budget,
-    check_table,
-    direct_within,
-    genetic_within,
-    geometric_within,
-    solve_curve,
-)
-from glancefocus.early_exit.curve import best_thresholds, frozen, leave_thresholds
+from glancefocus.early_exit.budget import check_solver, check_table, cross_fitted_curve, solve_curve
+from glancefocus.early_exit.curve import frozen, leave_thresholds, refuse_budget
 from glancefocus.early_exit.look_table import LookTable, Thresholds
-from glancefocus.errors import BadSetting
+from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.evaluation.assess import halves, look_table, with_interval
+from glancefocus.evaluation.budgeting import BEST_ACCURACY, Budgeted, within_budget
 from glancefocus.evaluation.calibration import fit_temperatures
 from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
 from glancefocus.evaluation.latency import measure_latency
 from glancefocus.loading import load
-
-SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 
 
 @dataclass(frozen=True)
@@ -53,6 +45,21 @@ class BudgetAsked:
                 "say what an answer may cost: --macs 2e8, or --ms 12, or --curve for all budgets; one of them."
             )
 
+    @property
+    def unit(self) -> Literal["macs", "ms"]:
+        return "macs" if self.ms is None else "ms"
+
+    @property
+    def budget(self) -> float | None:
+        return self.macs if self.ms is None else self.ms
+
+    @property
+    def words(self) -> str:
+        """What the thresholds are for, as a bundle notes it."""
+        if self.budget is None:
+            return BEST_ACCURACY
+        return f"a budget of {_amount(self.budget, self.unit)}{' multiply-adds' if self.ms is None else ''}"
+
 
 def set_budget(
     folder: Path,
@@ -66,9 +73,10 @@ def set_budget(
 ) -> None:
     """Solve, store in the bundle, and tell what came of it on other images."""
     bundle = load(folder, runtime=runtime, threads=threads, batch=asked.batch_size, light_weights=light_weights)
+    _refuse_at_once(bundle, asked)
     if asked.score is not None:
         bundle.score = asked.score
-        # Refuses a score that does not go with several patch sizes, before anything is looked at.
+        # Refuses a score that does not go with several patch sizes.
         bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.patch_px)))
     with progress_bars(quiet=as_json) as progress:
         records = Records(
@@ -81,37 +89,38 @@ def set_budget(
         )
         if asked.calibrate:
             bundle.temperatures = _temperatures(records, asked)
-        choice = choose_images(records, asked.on, split=asked.split)
-        if asked.save:
-            records.remember_choosing(choice.split)
-    tell_bad_files(records.bad_files)
-    remarks = records.remarks(choice.split)
-    for remark in remarks:
-        notice(remark)
-    if asked.ms is not None:
-        keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
-        bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
-    choosing, measuring = _tables(bundle, choice, "ms" if asked.ms is not None else "macs")
-    check_table(choosing)
-    budget = asked.ms if asked.ms is not None else asked.macs
-    binds = budget is None or check_budget(choosing, budget)
-    curve = solve_curve(replace(choosing, unit="macs"))
-    if budget is None:
-        thresholds = np.asarray(best_thresholds(curve), dtype=np.float32)
-    else:
-        thresholds = _solve(choosing, budget, asked.solver) if binds else choosing.stay()
-    result = _result(bundle, choice, choosing, measuring, thresholds)
-    result |= {"budget": budget if binds else None, "unit": choosing.unit, "every_look_fits": not binds}
-    if asked.curve:
-        points = [{**measuring.point(_array(p)), "budget_macs": p["budget_macs"]} for p in curve]
-        result["curve"] = [with_interval(point, len(measuring)) for point in points]
+        choice = choose_images(records, asked.on, split=asked.split, in_halves=asked.calibrate)
+        tell_bad_files(records.bad_files)
+        remarks = records.remarks(choice.split)
+        for remark in remarks:
+            notice(remark)
+        if asked.ms is not None:
+            keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
+            bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
+        choosing, measuring = _tables(bundle, choice, asked.unit)
+        check_table(choosing)
+        found = within_budget(choosing, asked.budget, measuring=measuring, solver=asked.solver)
+        curve = solve_curve(replace(choosing, unit="macs"), solver=asked.solver)
+        result = _result(bundle, choice, asked, found)
+        if asked.curve:
+            result["curve"] = _measured_curve(choosing, measuring, curve, asked.solver)
     if asked.save:
-        _store(bundle, folder, choice, thresholds, curve)
+        records.remember_choosing(choice.split)
+        _store(bundle, folder, choice, asked, found.thresholds, curve)
     result |= {"stored": asked.save, "remarks": remarks}
     if as_json:
         print(json.dumps(result, indent=1, allow_nan=False))  # noqa: T201
         return
-    _print(result, curve)
+    _print(result)
+
+
+def _refuse_at_once(bundle: Bundle, asked: BudgetAsked) -> None:
+    """What cannot be asked of this bundle is refused before anything is looked at."""
+    check_solver(len(bundle.settings.patch_px), asked.solver)
+    if asked.budget is not None:
+        refuse_budget(asked.budget, bundle.costs.macs_after_look[0] if asked.ms is None else asked.budget, asked.unit)
+    if asked.ms is not None and asked.ms <= 0:
+        raise BadBudget(f"a budget is a number of ms above 0, but got {asked.ms:g}.")
 
 
 def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
@@ -127,77 +136,86 @@ def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
     return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
-def _tables(bundle: Bundle, choice: Choice, unit: Any) -> tuple[LookTable, LookTable]:
-    choosing = look_table(bundle, choice.choosing).rows(choice.choosing_rows)
-    measuring = look_table(bundle, choice.measuring, seed=1).rows(choice.measuring_rows)
-    return replace(choosing, unit=unit), replace(measuring, unit=unit)
+def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tuple[LookTable, LookTable | None]:
+    choosing = replace(look_table(bundle, choice.choosing).rows(choice.choosing_rows), unit=unit)
+    if choice.crosswise:
+        return choosing, None
+    return choosing, replace(look_table(bundle, choice.measuring, seed=1).rows(choice.measuring_rows), unit=unit)
 
 
-def _solve(table: LookTable, budget: float, solver: str | None) -> Thresholds:
-    """Thresholds by the solver that was named; the best one for the network where none was."""
-    solver = ("genetic" if table.sizes > 1 else "direct") if solver is None else solver
-    if solver not in SOLVERS:
-        raise BadSetting(f"a solver is one of {', '.join(SOLVERS)}, but got {solver!r}.")
-    if (solver == "genetic") != (table.sizes > 1):
-        raise BadSetting(
-            "with several patch sizes thresholds are found by the solver 'genetic'."
-            if table.sizes > 1
-            else "the solver 'genetic' is for several patch sizes; this network has one. Use direct or geometric."
-        )
-    if solver == "genetic":
-        return genetic_within(table, budget)
-    if solver == "direct":
-        return direct_within(table, budget)
-    return geometric_within(table, budget, wide=solver == "geometric")
+def _measured_curve(
+    choosing: LookTable, measuring: LookTable | None, curve: list[dict[str, Any]], solver: str | None
+) -> list[dict[str, Any]]:
+    """The curve as images make it that were judged by thresholds which they did not choose."""
+    if measuring is None:
+        points = cross_fitted_curve(replace(choosing, unit="macs"), curve, solver=solver)
+        return [with_interval(point, len(choosing)) for point in points]
+    arrays = [np.asarray(point["thresholds"], dtype=np.float32) for point in curve]
+    points = [{**measuring.point(th), "budget_macs": p["budget_macs"]} for th, p in zip(arrays, curve, strict=True)]
+    return [with_interval(point, len(measuring)) for point in points]
 
 
-def _result(
-    bundle: Bundle, choice: Choice, choosing: LookTable, measuring: LookTable, thresholds: Thresholds
-) -> dict[str, Any]:
+def _result(bundle: Bundle, choice: Choice, asked: BudgetAsked, found: Budgeted) -> dict[str, Any]:
+    latency = bundle.latency_here()
     return {
-        "thresholds": np.asarray(thresholds, dtype=np.float64).tolist(),
+        "thresholds": np.asarray(found.thresholds, dtype=np.float64).tolist(),
         "score": bundle.score,
+        "solver": check_solver(len(bundle.settings.patch_px), asked.solver),
         "temperatures": None if bundle.temperatures is None else list(bundle.temperatures),
+        "budget": asked.budget if found.binds else None,
+        "unit": asked.unit,
+        "every_look_fits": asked.budget is not None and not found.binds,
         "chosen_on": choice.choosing_words,
-        "on_those": with_interval(choosing.point(thresholds), len(choosing)),
+        "on_those": with_interval(found.on_choosers, len(choice.choosing_rows)),
         "measured_on": choice.measuring_words,
-        "on_these": with_interval(measuring.point(thresholds), len(measuring)),
-        "device": None if bundle.latency_here() is None else bundle.latency_here().device,  # type: ignore[union-attr]
+        "on_these": with_interval(found.on_others, len(choice.measuring_rows)),
+        "forecast": found.forecast.to_plain(),
+        "device": None if latency is None else latency.device,
         "runtime": bundle.runtime,
     }
 
 
-def _store(bundle: Bundle, folder: Path, choice: Choice, thresholds: Thresholds, curve: list[dict[str, Any]]) -> None:
+def _store(
+    bundle: Bundle,
+    folder: Path,
+    choice: Choice,
+    asked: BudgetAsked,
+    thresholds: Thresholds,
+    curve: list[dict[str, Any]],
+) -> None:
     bundle.thresholds = frozen(np.asarray(thresholds, dtype=np.float64).tolist())
     bundle.curve = curve
-    bundle.notes |= {"thresholds_chosen_on": choice.choosing_words, "thresholds_data": choice.choosing.about.data}
+    bundle.notes |= {
+        "thresholds_chosen_on": choice.choosing_words,
+        "thresholds_data": choice.choosing.about.data,
+        "thresholds_for": asked.words,
+    }
     bundle.update(folder)
 
 
-def _array(point: dict[str, Any]) -> Thresholds:
-    return np.asarray(point["thresholds"], dtype=np.float32)
-
-
-def _print(result: dict[str, Any], curve: list[dict[str, Any]]) -> None:
+def _print(result: dict[str, Any]) -> None:
     unit = result["unit"]
     table = Table(title=f"thresholds on the {result['score']}: {_rounded(result['thresholds'][:-1])}")
-    for name in ("images", "accuracy", "95 %", "cost", "leave after each look"):
+    for name in ("images", "accuracy", "cost", "leave after each look"):
         table.add_column(name, justify="left" if name == "images" else "right")
-    for words, point in ((result["chosen_on"], result["on_those"]), (result["measured_on"], result["on_these"])):
+    for words, point in (("chosen", result["on_those"]), ("measured", result["on_these"])):
         table.add_row(
-            f"{'chosen' if point is result['on_those'] else 'measured'} on {cell(words)}",
+            f"{words} on {cell(result[f'{words}_on'])}",
             f"{100 * point['accuracy']:.1f} %",
-            f"{100 * point['accuracy_low']:.1f} to {100 * point['accuracy_high']:.1f}",
             _amount(point[f"mean_{unit}"], unit),
             " / ".join(str(count) for count in point["exits_per_look"]),
         )
+    new = result["forecast"]
+    table.add_row(
+        f"expected on {new['new_images']:,} new images, 95 %",
+        f"{100 * new['accuracy_low']:.1f} to {100 * new['accuracy_high']:.1f} %",
+        f"{_amount(new['cost_low'], unit)} to {_amount(new['cost_high'], unit)}",
+        "",
+    )
     console = output()
     console.print(table)
-    if result["every_look_fits"]:
-        say("every look for every image fits into this budget: nobody leaves early.")
-    cheaper = _cheaper(curve, result["on_those"])
-    if cheaper is not None and result["budget"] is not None and unit == "macs":
-        say(f"on the images that chose, {_amount(cheaper, 'macs')} on average achieve as much.")
+    for sentence in _sentences(result):
+        say(sentence)
     if "curve" in result:
         console.print(_curve_table(result["curve"]))
     kept = (
@@ -206,14 +224,27 @@ def _print(result: dict[str, Any], curve: list[dict[str, Any]]) -> None:
     say(kept)
 
 
-def _cheaper(curve: list[dict[str, Any]], point: dict[str, Any]) -> float | None:
-    """The least multiply-adds with which the curve is as accurate as a point, where that saves more than a twentieth."""
-    costs = [p["mean_macs"] for p in curve if p["accuracy"] >= point["accuracy"]]
-    return min(costs) if costs and min(costs) < 0.95 * point["mean_macs"] else None
+def _sentences(result: dict[str, Any]) -> list[str]:
+    """What is to be said of the figures."""
+    unit, new, spent = result["unit"], result["forecast"], result["on_those"][f"mean_{result['unit']}"]
+    sentences = []
+    if result["every_look_fits"]:
+        sentences.append("every look for every image fits into this budget.")
+    if result["every_look_fits"] or (result["budget"] is not None and spent < 0.95 * result["budget"]):
+        sentences.append(
+            f"{_amount(spent, unit)} are spent: on the images that chose, more would gain less than a tenth of a point."
+        )
+    if new["images"] < new["images_needed"]:
+        half = (new["cost_high"] - new["cost_low"]) / 2 / new["cost"]
+        sentences.append(
+            f"few images: {new['images']} tell the cost to ±{100 * half:.0f} %; about {new['images_needed']:,} would tell it "
+            "to ±10 %."
+        )
+    return sentences
 
 
 def _curve_table(curve: list[dict[str, Any]]) -> Table:
-    table = Table(title="every budget, measured on the images that chose nothing")
+    table = Table(title="every budget, measured on images that did not choose")
     for name in ("budget", "mean cost", "accuracy", "leave after each look"):
         table.add_column(name, justify="right")
     for point in curve[:: max(1, len(curve) // 12)]:

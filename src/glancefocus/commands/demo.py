@@ -2,9 +2,11 @@
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
@@ -15,24 +17,33 @@ from glancefocus.errors import BadData
 from glancefocus.evaluation.comparison import Comparison, compare
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.report import gallery_of, write_report
+from glancefocus.files import write_file
 from glancefocus.memory import keep_freed_memory
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.journal import read_metrics
-from glancefocus.training.recipes import train_settings
+from glancefocus.training.recipes import default_output, train_settings
 from glancefocus.training.run import train
-from glancefocus.training.run_folder import run_farewell
+from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
 
+SCENES_PER_CLASS = 4
+"""Test scenes of each class are written as pictures, to try `gf predict` on."""
 
-def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
-    """Train on `signs`, measure on scenes that no weight and no threshold was chosen on, print one table, write one page."""
+
+def run_demo(folder: Path | None, *, seed: int, as_json: bool) -> None:
+    """Train on `signs`, measure on scenes that no weight and no threshold was chosen on, print one table, write one page.
+
+    folder  for the run, the page and the pictures; None: the run goes where `gf train signs` puts it, the rest to demo/
+    """
+    run, folder = (default_output("signs"), Path("demo")) if folder is None else (folder / "run", folder)
     keep_freed_memory()
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
-    with run_farewell(folder / "run"):
-        bundle = train(settings, folder / "run", quiet=as_json, planned=True)
-        comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
+    with run_farewell(run):
+        bundle = train(settings, run, quiet=as_json, planned=True)
+        comparison = report_run(bundle, settings, run, folder / "report.html")
+        scene = write_scenes(bundle, settings, folder / "scenes")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
         result = json.dumps(
             {**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)}, allow_nan=False
@@ -44,15 +55,35 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     print_comparison(comparison)
     if verdict is not None:
         print_verdict(verdict)
-    notice(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.")
+    notice(
+        f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or ask: gf predict {run / BUNDLE_FOLDER} {scene}"
+    )
 
 
-def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
-    """Compare a finished run with what it must beat, on its test split, and write the page."""
+def write_scenes(bundle: Bundle, settings: TrainSettings, folder: Path) -> Path:
+    """Write the first test scenes of each class as folder/CLASS/1.png, ...; returns one that shows something."""
+    split = _shown(settings)
+    for number, name in enumerate(bundle.classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        rows = (split.labels == number).nonzero()[:SCENES_PER_CLASS, 0].tolist()
+        for place, row in enumerate(rows, start=1):
+            picture = Image.fromarray(split.images[row].permute(1, 2, 0).contiguous().numpy())
+            write_file(folder / name / f"{place}.png", partial(picture.save, format="PNG"))
+    return folder / bundle.classes[-1] / "1.png"
+
+
+def _shown(settings: TrainSettings) -> MemorySplit:
+    """The images that a report is about: the test split, or else the validation split."""
     data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
     split = data.test or data.val
     if not isinstance(split, MemorySplit):
         raise BadData("a report with a gallery needs images held in memory. Train with --in-memory.")
+    return split
+
+
+def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
+    """Compare a finished run with what it must beat, on its test split, and write the page."""
+    split = _shown(settings)
     plain = load_backbone(settings, run)
     accuracy = None if plain is None else backbone_accuracy(plain, split)
     comparison = compare(bundle, split, accuracy)

@@ -33,8 +33,6 @@ class ExportAsked:
             raise BadSetting(
                 "--calibrate is for int8. Add --int8, or leave it out; --images names what is compared on."
             )
-        if not 0 <= self.max_drop <= 100:
-            raise BadSetting(f"max-drop is a number of points from 0 to 100, but got {self.max_drop}.")
 
 
 def export_folder(bundle_folder: Path, folder: Path, asked: ExportAsked, *, as_json: bool) -> None:

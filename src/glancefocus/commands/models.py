@@ -1,52 +1,32 @@
-"""`gf models`: every preset, counted from the real modules, beside what the paper says."""
+"""`gf models`: every preset with what it costs, beside what the paper says."""
 
 import json
-from typing import Any
 
-from rich.progress import track
 from rich.table import Table
 
-from glancefocus.commands.printing import notices, output
-from glancefocus.network.multiply_adds import count_costs, count_parameters
-from glancefocus.network.presets import PRESETS, Preset
+from glancefocus.commands.printing import output, say
+from glancefocus.network.preset_table import read_table
 
-
-def describe(preset: Preset) -> dict[str, Any]:
-    """One preset as a plain object."""
-    settings, costs = preset.settings, count_costs(preset.settings)
-    return {
-        "preset": preset.name,
-        "backbone": settings.backbone,
-        "glance_px": settings.glance_px,
-        "patch_px": settings.patch_px[0] if len(settings.patch_px) == 1 else list(settings.patch_px),
-        "looks": settings.looks,
-        "frames": settings.frames,
-        "parameters": count_parameters(settings),
-        "encoder_macs": costs.encoder_macs,
-        "encoder_with_head_macs": costs.encoder_with_head_macs,
-        "policy_macs": costs.policy_macs,
-        "classifier_macs": list(costs.classifier_macs),
-        "macs_after_look": list(costs.macs_after_look),
-        "backbone_macs": costs.backbone_macs,
-        "paper_encoder_macs": preset.paper_encoder_macs,
-        "paper_encoder_counts": preset.paper_encoder_counts or None,
-        "published_backbone_macs": preset.published_backbone_macs,
-    }
+LEGEND = """\
+All figures but looks and params are millions of multiply-adds for one image (for one clip: all of its frames), with 1000 classes.
+looks      the glance and the focus looks together
+params     parameters of the whole network: two encoders, classifier, policy
+encoder    one pass of an encoder at the size of the glance, with its head where the paper counts it
+paper      the same in the paper, where it gives a figure
+1 look     an image that is decided after the glance
+all        an image that takes every look
+backbone   the plain backbone on the whole image
+published  the same as its authors published it, where they gave a figure
+gf models --json has every look and every part."""
 
 
 def list_models(*, as_json: bool) -> None:
     """Print all presets."""
-    progress = notices()
-    rows = [
-        describe(preset)
-        for preset in track(PRESETS.values(), "counting multiply-adds", console=progress, transient=True)
-    ]
+    rows = read_table()
     if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))  # noqa: T201
         return
-    table = Table(
-        title="Presets: multiply-adds in millions, 1000 classes, of clips for all frames (--json: every look and part)"
-    )
+    table = Table(title="Presets")
     table.add_column("preset", no_wrap=True)
     for name in ("looks", "params", "encoder", "paper", "1 look", "all", "backbone", "published"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -65,3 +45,4 @@ def list_models(*, as_json: bool) -> None:
             "" if row["published_backbone_macs"] is None else f"{row['published_backbone_macs'] / 1e6:.0f}",
         )
     output().print(table)
+    say(LEGEND)

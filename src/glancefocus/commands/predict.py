@@ -76,7 +76,6 @@ def open_bundle(folder: Path, asked: PredictAsked, batch: int) -> tuple[Bundle, 
 
 def predict_files(bundle_folder: Path, files: Sequence[str], asked: PredictAsked) -> int:
     """Write the answers; 0 when all files were answered, 2 when some could not be read."""
-    _check(asked)
     if asked.merge_batches:
         refuse_deadline(asked.deadline_ms)
     bundle, rule = open_bundle(bundle_folder, asked, asked.batch_size)
@@ -102,17 +101,6 @@ def predict_files(bundle_folder: Path, files: Sequence[str], asked: PredictAsked
         if len(names) > 1 and summary.answered:
             print(f"gf: {summary.words()}", file=sys.stderr)  # noqa: T201
     return 2 if errors else 0
-
-
-def _check(asked: PredictAsked) -> None:
-    if asked.topk < 1:
-        raise BadSetting(f"topk must be at least 1, but got {asked.topk}.")
-    if asked.batch_size < 1:
-        raise BadSetting(f"a batch holds at least one picture, but batch-size is {asked.batch_size}.")
-    if asked.max_pixels is not None and asked.max_pixels < 1:
-        raise BadSetting(f"max-pixels must be at least 1, but got {asked.max_pixels}.")
-    if asked.deadline_ms is not None and not asked.deadline_ms > 0:
-        raise BadSetting(f"a deadline lies ahead: deadline-ms must be above 0, but got {asked.deadline_ms}.")
 
 
 def _output(stack: ExitStack, shown: Display, asked: PredictAsked) -> Output:

@@ -17,6 +17,7 @@ from glancefocus.data.video_files import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Placement, normalise_small, view_pixels
 from glancefocus.errors import BadImage
 from glancefocus.files import read_stream
+from glancefocus.memory import is_out_of_memory
 
 FRAMES_DRAWN = 4
 """Of a clip so many frames are drawn, as in the paper's figure."""
@@ -50,6 +51,15 @@ def find_files(file: str, frames: int) -> list[Path]:
 
 def see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> Seen:
     """Read a file, or standard input for -, as the bundle's network looks at it."""
+    try:
+        return _see(bundle, name, max_pixels, drawing)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
+
+
+def _see(bundle: Bundle, name: str, max_pixels: int | None, drawing: bool) -> Seen:
     source = _standard_input() if name == "-" else name
     if bundle.settings.frames > 1:
         return _see_clip(bundle, name, source, max_pixels, drawing)

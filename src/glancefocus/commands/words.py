@@ -4,6 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from glancefocus import ranges
+
 BundleName = Annotated[
     str,
     Parameter(
@@ -14,15 +16,15 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON fo
 Runtime = Annotated[
     str | None,
     Parameter(
-        help="Who computes: eager, compile, onnx, openvino, plain, or auto for the fastest here. Answers are the same."
+        help="Inference backend: eager, compile, onnx, openvino, plain, or auto (the fastest here). Answers are the same."
     ),
 ]
-Threads = Annotated[int | None, Parameter(help="Threads of the CPU to compute with.")]
+Threads = Annotated[ranges.Threads | None, Parameter(help="CPU threads to compute with.")]
 LightWeights = Annotated[
     bool,
     Parameter(
         negative="",
-        help="With --runtime onnx or eager: int8 weights where reading them takes the time, for single pictures and small "
-        "batches. They are rounded, so answers may differ now and then.",
+        help="With --runtime onnx or eager: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        "They are rounded, so a few answers may differ.",
     ),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.commands.words import Json, Threads
-from glancefocus.errors import BadSetting
+from glancefocus.ranges import BatchSize, MultiplyAdds, Rounds, Share
 
 
 def bench(
@@ -14,15 +14,16 @@ def bench(
     data: str | None = None,
     *,
     runtime: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    batch: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    batch: Annotated[list[BatchSize] | None, Parameter(consume_multiple=True)] = None,
     threads: Threads = None,
-    exits: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    budget_macs: float | None = None,
+    exits: Annotated[list[Share] | None, Parameter(consume_multiple=True)] = None,
+    budget_macs: MultiplyAdds | None = None,
     backbone: Path | None = None,
     light_policy: Annotated[bool, Parameter(negative="")] = False,
     light_weights: bool | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
-    rounds: int = 7,
+    rounds: Rounds | None = None,
+    everything: Annotated[bool, Parameter(name="--all", negative="")] = False,
     split: Literal["train", "val", "test", "all"] | None = None,
     json: Json = False,
 ) -> None:
@@ -38,10 +39,10 @@ def bench(
         Labelled images, as for `gf evaluate`: thresholds are then such that glancefocus is as accurate as the backbone. Left out:
         images are noise, and leave after each look in given shares.
     runtime
-        Who computes: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: all that are
-        installed, on a CPU without compile.
+        Inference backends: plain, eager, compile, onnx, openvino; several are measured one after the other. Left out: eager, onnx
+        and openvino where they are installed.
     batch
-        Images looked at together; several are measured. Left out: 1 64 128.
+        Images looked at together; several are measured. Left out: 1 32.
     threads
         Threads of the CPU. Left out: 1 for batches of one image, as on a phone, otherwise one for each core.
     exits
@@ -55,11 +56,14 @@ def bench(
         For presets: a small policy, 1x1 convolution to 32 channels, 256 units.
     light_weights
         int8 weights in classifier and policy (eager, onnx) and in the encoders' last layers (onnx), for small batches. Left out:
-        both with and without them where all runtimes are measured, and without them in runtimes that are named.
+        without them; both with and without them for --all.
     setting
         For presets: name=value of the network, such as policy.units=128; may be given several times.
     rounds
-        Measured rounds; backbone and glancefocus once in each.
+        Measured rounds; backbone and glancefocus once in each. Left out: 3 to 7, so that everything takes about two minutes.
+    everything
+        Measure all that there is: all runtimes installed (on a CPU without compile), with and without light weights, batches of
+        1, 64 and 128, 7 rounds.
     split
         With data, which images to measure on: train, val, test or all. Left out: as for `gf evaluate`. Other images, or one half
         of these, choose the thresholds.
@@ -69,15 +73,16 @@ def bench(
 
     asked = BenchAsked(
         runtimes=None if runtime is None else _words(runtime),
-        batches=(1, 64, 128) if batch is None else [int(n) for n in _numbers(batch, "a batch is a whole number", int)],
+        batches=batch,
         threads=threads,
-        exits=None if exits is None else _numbers(exits, "a share of exits is a number", float),
+        exits=exits,
         budget_macs=budget_macs,
         backbone=backbone,
         light_policy=light_policy,
         light_weights=light_weights,
         changes=setting or (),
         rounds=rounds,
+        everything=everything,
         split=split,
     )
     bench_network(str(local_folder(network)), data, asked, as_json=json)
@@ -86,13 +91,3 @@ def bench(
 def _words(given: list[str]) -> list[str]:
     """Words given apart or with commas."""
     return [part for text in given for part in text.split(",") if part]
-
-
-def _numbers(given: list[str], what: str, kind: type[int] | type[float]) -> list[float]:
-    numbers = []
-    for word in _words(given):
-        try:
-            numbers.append(kind(word))
-        except ValueError:
-            raise BadSetting(f"{what}, but got {word!r}.") from None
-    return numbers

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.commands.words import BundleName, Json, LightWeights, Runtime, Threads
+from glancefocus.ranges import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
 
 def evaluate(
@@ -15,12 +16,12 @@ def evaluate(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     split: Literal["train", "val", "test", "all"] | None = None,
     latency: bool = True,
-    batch_size: int = 1,
+    batch_size: BatchSize = 1,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
-    workers: int = 0,
-    max_bad_files: int = 10,
+    workers: Workers = 0,
+    max_bad_files: BadFiles = 10,
     rivals: Literal["none", "as-is", "tuned"] = "as-is",
     json: Json = False,
 ) -> None:
@@ -45,7 +46,7 @@ def evaluate(
     workers
         Processes that read files.
     max_bad_files
-        So many unreadable files are skipped; one more stops.
+        Skip up to this many unreadable files, then abort.
     rivals
         What to compare with: the run's backbone on the same images resized to several sizes, as it is; tuned: also tuned at two
         smaller sizes, which takes as long as training it again; none: nothing.
@@ -74,20 +75,20 @@ def budget(
     bundle: BundleName,
     data: str,
     *,
-    macs: float | None = None,
-    ms: float | None = None,
+    macs: MultiplyAdds | None = None,
+    ms: Milliseconds | None = None,
     curve: Annotated[bool, Parameter(negative="")] = False,
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None,
     score: Literal["confidence", "entropy", "value", "random"] | None = None,
     on: Literal["held-out", "train"] = "held-out",
     split: Literal["train", "val", "test", "all"] | None = None,
     calibrate: Annotated[bool, Parameter(negative="")] = False,
-    batch_size: int = 1,
+    batch_size: BatchSize = 1,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
-    workers: int = 0,
-    max_bad_files: int = 10,
+    workers: Workers = 0,
+    max_bad_files: BadFiles = 10,
     store: bool = True,
     json: Json = False,
 ) -> None:
@@ -116,13 +117,13 @@ def budget(
         Which images choose: train, val, test or all; where no others are held out, one half chooses and the other measures. Left
         out: val. Images that trained the network are left out of val, test and data that it does not know.
     calibrate
-        First find one temperature for each look that makes confidences honest.
+        First fit one temperature per look, so that confidences match accuracies.
     batch_size
         Images looked at together when milliseconds are measured.
     workers
         Processes that read files.
     max_bad_files
-        So many unreadable files are skipped; one more stops.
+        Skip up to this many unreadable files, then abort.
     store
         Write thresholds and curve into the bundle; --no-store only shows them.
     """

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from glancefocus.commands.words import BundleName, Json
+from glancefocus.ranges import Count, Points
 
 
 def export(
@@ -14,10 +15,10 @@ def export(
     to: str,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     images: str | None = None,
-    max_images: int = 200,
+    max_images: Count = 200,
     int8: Annotated[bool, Parameter(negative="")] = False,
     calibrate: str | None = None,
-    max_drop: float = 1.0,
+    max_drop: Points = 1.0,
     json: Json = False,
 ) -> None:
     """Write a network as graphs for another runtime, with a program beside them that does not need glancefocus.
@@ -35,7 +36,7 @@ def export(
     images
         What to compare on: data as for `gf evaluate`, or any folder of pictures. Left out: made-up pictures.
     max_images
-        Compare on so many of them at most.
+        Compare on at most this many of them.
     int8
         Graphs of 8-bit numbers, for onnx and openvino; needs --calibrate.
     calibrate

@@ -7,24 +7,25 @@ from cyclopts import Parameter
 
 from glancefocus.commands.words import BundleName, Json, LightWeights, Runtime, Threads
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.ranges import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
 
 
 def predict(
     bundle: BundleName,
     files: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None,  # a lone - is standard input
     *,
-    looks: int | None = None,
-    thresholds: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    budget_macs: float | None = None,
-    budget_ms: float | None = None,
-    deadline_ms: float | None = None,
-    topk: int = 1,
+    looks: Looks | None = None,
+    thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None,
+    budget_macs: MultiplyAdds | None = None,
+    budget_ms: Milliseconds | None = None,
+    deadline_ms: Milliseconds | None = None,
+    topk: Count = 1,
     draw: Path | None = None,
-    batch_size: int = 32,
+    batch_size: BatchSize = 32,
     merge_batches: bool | None = None,
-    max_pixels: int | None = None,
+    max_pixels: MaxPixels | None = None,
     camera: str | None = None,
-    max_frames: int | None = None,
+    max_frames: Count | None = None,
     runtime: Runtime = None,
     light_weights: LightWeights = False,
     threads: Threads = None,
@@ -99,7 +100,7 @@ def predict(
 
     asked = PredictAsked(
         looks=looks,
-        thresholds=None if thresholds is None else _numbers(thresholds),
+        thresholds=thresholds,
         budget_macs=budget_macs,
         budget_ms=budget_ms,
         deadline_ms=deadline_ms,
@@ -119,14 +120,3 @@ def predict(
 
         return predict_camera(local_folder(bundle), camera, asked, max_frames)
     return predict_files(local_folder(bundle), files or [], asked)
-
-
-def _numbers(words: list[str]) -> list[float]:
-    """Numbers given apart or with commas."""
-    numbers = []
-    for word in [part for text in words for part in text.split(",") if part]:
-        try:
-            numbers.append(float(word))
-        except ValueError:
-            raise BadSetting(f"a threshold is a number, but got {word!r}. Put the files before --thresholds.") from None
-    return numbers

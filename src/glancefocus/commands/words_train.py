@@ -9,6 +9,21 @@ from cyclopts import Parameter
 
 from glancefocus.commands.words import Json
 from glancefocus.errors import BadSetting
+from glancefocus.ranges import (
+    BadFiles,
+    BatchSize,
+    Frames,
+    Looks,
+    Pixels,
+    PositiveShare,
+    Processes,
+    Rounds,
+    Scenes,
+    Seed,
+    Shift,
+    TrainBatchSize,
+    Workers,
+)
 
 
 def train(
@@ -22,27 +37,27 @@ def train(
     weights: str | None = None,
     start: str | None = None,
     stages: list[str] | None = None,
-    rounds: int | None = None,
-    glance_px: int | None = None,
-    patch_px: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
-    looks: int | None = None,
-    frames: int | None = None,
-    height_px: int | None = None,
-    width_px: int | None = None,
+    rounds: Rounds | None = None,
+    glance_px: Pixels | None = None,
+    patch_px: Annotated[list[Pixels] | None, Parameter(consume_multiple=True)] = None,
+    looks: Looks | None = None,
+    frames: Frames | None = None,
+    height_px: Pixels | None = None,
+    width_px: Pixels | None = None,
     fit: Literal["crop", "stretch", "whole"] | None = None,
     flip: bool | None = None,
-    crop: float | None = None,
-    shift_px: int | None = None,
+    crop: PositiveShare | None = None,
+    shift_px: Shift | None = None,
     in_memory: bool | None = None,
     check_files: bool | None = None,
-    max_bad_files: int | None = None,
-    scenes: tuple[int, int, int] | None = None,
-    batch_size: int | None = None,
+    max_bad_files: BadFiles | None = None,
+    scenes: tuple[Scenes, Scenes, Scenes] | None = None,
+    batch_size: TrainBatchSize | None = None,
     precision: Literal["no", "bf16", "fp16"] | None = None,
-    accumulation: int | None = None,
-    workers: int | None = None,
-    processes: int = 1,
-    seed: int | None = None,
+    accumulation: BatchSize | None = None,
+    workers: Workers | None = None,
+    processes: Processes = 1,
+    seed: Seed | None = None,
     rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
     track: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
@@ -82,7 +97,7 @@ def train(
         2 and 3 may come again. point, before 2 or instead of it: the policy is taught where the backbone finds its evidence.
         In a built-in world also small and small_glance: backbone and glance encoder see small scenes first.
     rounds
-        How often stages II and III are gone through.
+        How many times stages II and III are run.
     glance_px
         Side of the glance.
     patch_px
@@ -90,7 +105,7 @@ def train(
     looks
         The glance and the focus looks together.
     frames
-        Learn from clips, of which so many evenly spaced frames are looked at: video files, or folders of frames.
+        Learn from clips (video files, or folders of frames): look at this many evenly spaced frames of each.
     height_px
         Height of the images that are looked at.
     width_px
@@ -103,13 +118,13 @@ def train(
     crop
         Train on random parts of at least this share of the area; 1 turns it off.
     shift_px
-        Move training images by up to so many pixels each way, the edge repeated; the built-in worlds' scenes, too.
+        Move training images by up to this many pixels each way, the edge repeated; the built-in worlds' scenes, too.
     in_memory
         View all images once and hold them in memory.
     check_files
         Read every file once before training, and skip bad ones. Without it they are only hashed.
     max_bad_files
-        So many unreadable files are listed and skipped; one more stops.
+        List and skip up to this many unreadable files, then abort.
     scenes
         Scenes of the built-in world for training, validation and test.
     batch_size
@@ -133,9 +148,11 @@ def train(
         Trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow; none for none of them. Left
         out: tensorboard where it is installed. metrics.jsonl in the run's folder is always written.
     """
+    _check_names(preset, backbone)
     from glancefocus.commands.printing import notice
     from glancefocus.commands.train import run_in_processes, run_training
     from glancefocus.data.worlds import WORLDS
+    from glancefocus.network.pretrained import check_weights
     from glancefocus.training.recipes import default_output, train_settings
     from glancefocus.training.trackers import chosen_trackers
 
@@ -179,6 +196,7 @@ def train(
         effort=_effort(quick, thorough),
         on_gpu=_on_gpu(),
     )
+    check_weights(settings.network.backbone, settings.weights)
     folder = output or default_output(data)
     if processes != 1:
         words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
@@ -194,6 +212,18 @@ def train(
             "measured. Use --fit stretch or --fit crop to resize them."
         )
     run_training(settings, folder, as_json=json, track=trackers)
+
+
+def _check_names(preset: str | None, backbone: str | None) -> None:
+    """Misspelt names are said before anything else is imported or read."""
+    if preset is not None:
+        from glancefocus.network.presets import check_preset
+
+        check_preset(preset)
+    if backbone is not None:
+        from glancefocus.network.timm_names import refuse_misspelt
+
+        refuse_misspelt(backbone)
 
 
 def _effort(quick: bool, thorough: bool) -> Literal["quick", "usual", "thorough"]:

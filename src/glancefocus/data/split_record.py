@@ -133,6 +133,11 @@ class SplitRecord:
         """The split of the file with this content, under whatever name; None: it was not there."""
         return None if content is None else self._known.split_of.get(content.digest)
 
+    @property
+    def knows_training(self) -> bool:
+        """Whether it says which files trained the network, and not only which ones chose its thresholds."""
+        return "train" in self._known.split_of.values()
+
     def with_choosing(self, chosen_by: Sequence[str], others: Iterable[RecordedFile] = ()) -> "SplitRecord":
         """The same with other images that chose the thresholds: those of a split, or `others`, which are of none."""
         kept = [file for file in self.files() if file.split != CHOOSING]

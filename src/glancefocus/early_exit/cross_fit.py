@@ -22,6 +22,7 @@ class CrossFitted:
     fold     (N,) the group of the image; its thresholds were chosen on all other groups
     looks    how many looks there are
     unit     of the costs
+    chosen   the thresholds that judged each group
     """
 
     node: NDArray[np.int64]
@@ -31,6 +32,7 @@ class CrossFitted:
     fold: NDArray[np.int64]
     looks: int
     unit: Literal["macs", "ms"]
+    chosen: tuple[Thresholds, ...]
 
     def __len__(self) -> int:
         return len(self.node)
@@ -64,9 +66,11 @@ def cross_fitted(
         raise BadData(f"cross-fitting needs at least 2 images, but got {len(table)}. Give more images.")
     fold = fold_of_rows(len(table), folds, seed)
     node = np.zeros(len(table), dtype=np.int64)
+    chosen = []
     for group in range(int(fold.max()) + 1):
         rows = np.flatnonzero(fold == group)
-        node[rows] = table.rows(rows).exits(choose(table.rows(np.flatnonzero(fold != group))))
+        chosen.append(choose(table.rows(np.flatnonzero(fold != group))))
+        node[rows] = table.rows(rows).exits(chosen[-1])
     look_of_node = np.repeat(np.arange(table.looks), level_sizes(table.looks, table.sizes))
     return CrossFitted(
         node=node,
@@ -76,6 +80,7 @@ def cross_fitted(
         fold=fold,
         looks=table.looks,
         unit=table.unit,
+        chosen=tuple(chosen),
     )
 
 

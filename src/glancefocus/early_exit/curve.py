@@ -10,7 +10,8 @@ from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.typed import Fields, list_of, number_of, whole_of
 
 Point = dict[str, Any]
-"""thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ..."""
+"""thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ...; expected_accuracy: how often answers with such
+scores are right, which says more than the answers of the few images that chose."""
 
 
 MOST_POINTS = 100_000
@@ -88,22 +89,27 @@ def rising(points: list[Point]) -> list[Point]:
     kept: list[Point] = []
     best = -1.0
     for point in points:
-        accuracy = point.get("accuracy")
+        accuracy = accuracy_of(point)
         if accuracy is None or accuracy >= best:
             kept.append(point)
             best = best if accuracy is None else accuracy
     return kept
 
 
+def accuracy_of(point: Point) -> float | None:
+    """What a point is judged by: its expected accuracy, or else the one that was counted."""
+    return point.get("expected_accuracy", point.get("accuracy"))
+
+
 def best_thresholds(curve: Sequence[Point]) -> Any | None:
     """The cheapest point within a tenth of a percentage point of the best; without accuracies the middle one."""
     if not curve:
         return None
-    measured = [p for p in curve if "accuracy" in p and "mean_macs" in p]
+    measured = [(accuracy, p) for p in curve if (accuracy := accuracy_of(p)) is not None and "mean_macs" in p]
     if not measured:
         return frozen(curve[len(curve) // 2]["thresholds"])
-    best = max(p["accuracy"] for p in measured)
-    good = [p for p in measured if p["accuracy"] >= best - 0.001]
+    best = max(accuracy for accuracy, _ in measured)
+    good = [p for accuracy, p in measured if accuracy >= best - 0.001]
     return frozen(min(good, key=lambda p: p["mean_macs"])["thresholds"])
 
 
@@ -127,6 +133,8 @@ def refuse_budget(budget: float, glance: float, unit: str) -> None:
     word = {"macs": "multiply-adds", "ms": "ms"}[unit]
     if math.isnan(budget):
         raise BadBudget(f"a budget is a number of {word}, but got {budget}.")
+    if budget == math.inf:
+        raise BadBudget(f"a budget is a finite number of {word}, but got {budget}. Leave it out to allow every look.")
     if budget >= glance:
         return
     hint = "Raise the budget, or train with a smaller glance."

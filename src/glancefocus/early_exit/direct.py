@@ -21,30 +21,45 @@ from glancefocus.early_exit.checks import check_budget
 from glancefocus.early_exit.geometric import GeometricRule, must_have_one_size
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 
-CELLS = 2**16  # combinations of cuts in one grid
+CELLS = 2**16  # combinations of cuts in one grid, at most
+CELLS_AN_IMAGE = 16  # a finer grid than this tells few images apart no better
+FEWEST_CELLS = 2**12
 COARSEST = 6  # cuts of each look, below which a grid of all looks is of no use
 ROUNDS = 8  # an end to rounds that only spend a little more of the budget each; accuracy stands still long before
+
+Worth = NDArray[np.float64]
+"""(N, nodes) what leaving there is worth: 1 for a right answer, 0 for a wrong one, or how likely it is right."""
 
 Cuts = NDArray[np.int64]
 """(T - 1,) for each look but the last, the least rank that leaves; one more than the largest rank where nobody does."""
 
 
-def direct_within(table: LookTable, budget: float) -> Thresholds:
+def direct_within(table: LookTable, budget: float, worth: Worth | None = None, *, spare: float = 0.0) -> Thresholds:
     """(T,) the most accurate thresholds whose mean cost on this table is within the budget.
 
     On this table they are never worse than those of the geometric rule, which the search starts from. Of thresholds that are
     equally accurate it takes the dearest: they look longer, and on new images those who look longer are right more often.
+
+    worth  (N, T) what is made large instead of the number of right answers, see expected.py
+    spare  how much of the accuracy may be given up to spend less, such as 0.001 for a tenth of a point
     """
-    return direct_curve(table, [budget])[0]
+    (best,), search = search_curve(table, [budget], worth)
+    return search.thresholds(search.cheapen(best, best.right - spare * len(table)).cuts if spare > 0 else best.cuts)
 
 
-def direct_curve(table: LookTable, budgets: Sequence[float]) -> list[Thresholds]:
+def direct_curve(table: LookTable, budgets: Sequence[float], worth: Worth | None = None) -> list[Thresholds]:
     """The most accurate thresholds within each budget; a larger budget is never less accurate."""
+    found, search = search_curve(table, budgets, worth)
+    return [search.thresholds(best.cuts) for best in found]
+
+
+def search_curve(table: LookTable, budgets: Sequence[float], worth: Worth | None) -> tuple[list["Found"], "CutSearch"]:
+    """The best cuts within each budget, and the search that found them."""
     for budget in budgets:
         check_budget(table, budget)
-    search, rule = CutSearch(table), GeometricRule(table)
+    search, rule = CutSearch(table, worth), GeometricRule(table)
     grid = search.evaluate([search.spread(look) for look in range(table.looks - 1)])
-    found: dict[float, Thresholds] = {}
+    found: dict[float, Found] = {}
     best = search.at(search.cuts(table.leave()))
     for budget in sorted({min(budget, table.dearest) for budget in budgets}):
         limit = search.limit(budget)
@@ -52,15 +67,15 @@ def direct_curve(table: LookTable, budgets: Sequence[float]) -> list[Thresholds]
         starts = {tuple(start.cuts): start for start in (best, *rules, grid.best(limit)) if start}.values()
         improved = [search.improve(start, limit) for start in starts if start.cost <= limit]
         best = max((best, *rules, *improved))
-        found[budget] = search.thresholds(best.cuts)
-    return [found[min(budget, table.dearest)] for budget in budgets]
+        found[budget] = best
+    return [found[min(budget, table.dearest)] for budget in budgets], search
 
 
 @dataclass(frozen=True)
 class Found:
     """Cuts with what they achieve; the better of two is more accurate, or as accurate and dearer.
 
-    right  images that are right
+    right  images that are right, or what their answers are worth
     cost   mean cost
     """
 
@@ -94,19 +109,30 @@ class Grid:
         cuts = np.asarray([own[at] for own, at in zip(self.candidates, place, strict=True)], dtype=np.int64)
         return Found(float(most), float(self.cost[place]), cuts)
 
+    def cheapest(self, least: float) -> Found | None:
+        """The cheapest combination that is right about at least so many images; None where there is none."""
+        cost = np.where(self.right >= least, self.cost, np.inf)
+        place = np.unravel_index(np.argmin(cost), cost.shape)
+        if cost[place] == np.inf:
+            return None
+        cuts = np.asarray([own[at] for own, at in zip(self.candidates, place, strict=True)], dtype=np.int64)
+        return Found(float(self.right[place]), float(self.cost[place]), cuts)
+
 
 class CutSearch:
     """The cuts of one table, and searching among them."""
 
-    def __init__(self, table: LookTable) -> None:
+    def __init__(self, table: LookTable, worth: Worth | None = None) -> None:
         must_have_one_size(table)
         self.table = table
+        self.worth = (table.correct if worth is None else worth).T.astype(np.float64)
         ranked = [np.unique(column, return_inverse=True) for column in table.score.T[:-1]]
         self.scores = [scores for scores, _ in ranked]  # for each look, of each rank
         self.rank = [rank.reshape(-1) for _, rank in ranked]  # for each look, of each image
-        self.gain = np.diff(table.correct.T.astype(np.float64), axis=0)
+        self.gain = np.diff(self.worth, axis=0)
         self.step = np.diff(table.cost)
-        self.groups = groups_of(table.looks - 1)
+        self.cells = int(np.clip(CELLS_AN_IMAGE * len(table), FEWEST_CELLS, CELLS))
+        self.groups = groups_of(table.looks - 1, self.cells)
 
     def limit(self, budget: float) -> float:
         """What a mean cost is compared with, so that the table's own sum cannot be above the budget."""
@@ -120,7 +146,10 @@ class CutSearch:
         return np.asarray([np.searchsorted(scores, threshold, side="right") for scores, threshold in pairs], np.int64)
 
     def thresholds(self, cuts: Cuts) -> Thresholds:
-        """(T,) just below the score of the last one that leaves; 1 where nobody leaves, and -1 from where on nobody stays."""
+        """(T,) midway between the last one that leaves and the first that stays, for new images lie on both sides of either.
+
+        1 where nobody leaves, and -1 from where on nobody stays.
+        """
         thresholds = np.full(self.table.looks, -1, dtype=np.float32)
         thresholds[-1] = 0
         here = np.ones(len(self.table), dtype=np.bool_)
@@ -131,12 +160,13 @@ class CutSearch:
                 break
             last = self.rank[look][leaves].min(initial=len(self.scores[look]))
             nobody = last == len(self.scores[look])
-            thresholds[look] = 1 if nobody else np.nextafter(self.scores[look][last], np.float32(-1))
+            first = self.scores[look][self.rank[look][here].max()]
+            thresholds[look] = 1 if nobody else between(first, self.scores[look][last])
         return thresholds
 
     def spread(self, look: int) -> Cuts:
         """Cuts that divide the images evenly, as many as a grid of all looks can hold; all of them if it can."""
-        count, nobody = grid_side(self.table.looks - 1), len(self.scores[look])
+        count, nobody = grid_side(self.table.looks - 1, self.cells), len(self.scores[look])
         if nobody < count:
             return np.arange(nobody + 1)
         ranks = np.sort(self.rank[look])[np.linspace(0, len(self.table) - 1, count - 1).astype(np.int64)]
@@ -159,20 +189,35 @@ class CutSearch:
         for _ in range(ROUNDS):
             before = found
             for group in self.groups:
-                side = len(self.table) + 2 if len(group) == 1 else grid_side(len(group))
-                candidates = [
-                    self.around(look, int(cut), side) if look in group else np.asarray([cut])
-                    for look, cut in enumerate(found.cuts)
-                ]
-                found = max((found, self.evaluate(candidates).best(limit) or found))
+                found = max((found, self.near(found, group).best(limit) or found))
             if not before < found:
                 break
         return found
 
+    def cheapen(self, found: Found, least: float) -> Found:
+        """Cheaper cuts that are still right about at least so many images, moved in the same way."""
+        for _ in range(ROUNDS):
+            before = found.cost
+            for group in self.groups:
+                found = min((found, self.near(found, group).cheapest(least) or found), key=lambda one: one.cost)
+            if not found.cost < before:
+                break
+        return found
+
+    def near(self, found: Found, group: tuple[int, ...]) -> Grid:
+        """The grid of cuts around these, in which the looks of a group move."""
+        side = len(self.table) + 2 if len(group) == 1 else grid_side(len(group), self.cells)
+        return self.evaluate(
+            [
+                self.around(look, int(cut), side) if look in group else np.asarray([cut])
+                for look, cut in enumerate(found.cuts)
+            ]
+        )
+
     def evaluate(self, candidates: list[Cuts]) -> Grid:
         """What every combination of these cuts achieves; they are ascending and different."""
         count = len(self.table)
-        right: NDArray[np.float64] = np.asarray(np.count_nonzero(self.table.correct[:, 0]), dtype=np.float64)
+        right: NDArray[np.float64] = np.asarray(self.worth[0].sum(), dtype=np.float64)
         cost: NDArray[np.float64] = np.asarray(self.table.cost[0] * count, dtype=np.float64)
         shape: list[int] = []
         here, cell = np.arange(count), np.zeros(count, dtype=np.int64)
@@ -204,12 +249,18 @@ def cumulated(histogram: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.
     return sums
 
 
-def grid_side(looks: int) -> int:
+def between(low: np.float32, high: np.float32) -> np.float32:
+    """Halfway from low to high, and always below high."""
+    middle = np.float32((np.float64(low) + np.float64(high)) / 2)
+    return middle if middle < high else np.nextafter(high, np.float32(-1))
+
+
+def grid_side(looks: int, cells: int = CELLS) -> int:
     """How many cuts of each look a grid of so many looks can hold."""
-    return int(CELLS ** (1 / max(looks, 1)))
+    return int(cells ** (1 / max(looks, 1)))
 
 
-def groups_of(looks: int) -> list[tuple[int, ...]]:
+def groups_of(looks: int, cells: int = CELLS) -> list[tuple[int, ...]]:
     """The looks whose cuts are moved together: all of them, unless a grid of so many is too coarse; every two; each one."""
-    sizes = [size for size in (looks, 2, 1) if 1 <= size <= looks and grid_side(size) >= COARSEST]
+    sizes = [size for size in (looks, 2, 1) if 1 <= size <= looks and grid_side(size, cells) >= COARSEST]
     return list(dict.fromkeys(group for size in sizes for group in itertools.combinations(range(looks), size)))

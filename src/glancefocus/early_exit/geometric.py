@@ -87,6 +87,15 @@ class GeometricRule:
                 low, high = (middle, high) if self._cost(middle) <= budget else (low, middle)
         return self._dearest(tried, budget)
 
+    def cheapest(self, worth: NDArray[np.float64], spare: float, *, wide: bool) -> Thresholds:
+        """The cheapest thresholds of the grid whose answers are worth as much as the best, but for so much on average."""
+        found = [
+            (*cost_and_worth(self.table, thresholds, worth), thresholds)
+            for thresholds in (self._try(ratio)[2] for ratio in (self._wide if wide else self._paper))
+        ]
+        best = max(value for _, value, _ in found)
+        return min((one for one in found if one[1] >= best - spare), key=lambda one: one[0])[2]
+
     def _cost(self, ratio: float) -> float:
         return self._try(ratio)[0]
 
@@ -111,3 +120,14 @@ def must_have_one_size(table: LookTable) -> None:
 def cost_and_accuracy(point: dict[str, Any], unit: str) -> tuple[float, float]:
     """What an operating point costs on average, in this unit, and achieves."""
     return float(point[f"mean_{unit}"]), float(point["accuracy"])
+
+
+def cost_and_worth(
+    table: LookTable, thresholds: Thresholds, worth: NDArray[np.float64] | None = None
+) -> tuple[float, float]:
+    """What thresholds cost on average on a table, and what the answers are worth; without a worth, how many are right."""
+    if worth is None:
+        return cost_and_accuracy(table.point(thresholds), table.unit)
+    nodes = table.exits(thresholds)
+    at_node = np.bincount(nodes, minlength=len(table.cost))
+    return float(table.cost @ at_node / len(table)), float(worth[np.arange(len(table)), nodes].mean())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.early_exit.curve import leave_thresholds, stay_thresholds
-from glancefocus.errors import BadData
+from glancefocus.errors import BadData, BadSetting
 
 Thresholds = NDArray[np.float32]
 """(T,), one for each look; with several patch sizes (T, K), one for each look and size. The last look lets everybody go."""
@@ -45,8 +45,11 @@ class LookTable:
                 f"a look table needs one score, one answer and one cost a look, but got {self.score.shape}, "
                 f"{self.correct.shape} and {self.macs.shape}."
             )
-        if np.isnan(self.score).any():
+        if not np.isfinite(self.score).all():
             raise BadData("the look table has scores that are not numbers; the network's answers are broken.")
+        for costs in (self.macs, self.ms):
+            if costs is not None and not (np.isfinite(costs).all() and (costs >= 0).all()):
+                raise BadData(f"costs of looks must be numbers, 0 or more, but got {np.asarray(costs).tolist()}.")
         if level_sizes(self.looks, self.sizes).sum() != self.score.shape[1]:
             raise BadData(f"{self.score.shape[1]} columns are not a tree of looks with {self.sizes} patch sizes.")
 
@@ -123,7 +126,7 @@ class LookTable:
         above names the size of its next patch, the first of those that are equal (paper, section 4.2).
         """
         here, start = {0: np.ones(len(self), dtype=np.bool_)}, 0  # by their place within the level
-        for look, row in enumerate(np.asarray(thresholds).reshape(self.looks, self.sizes)[:-1]):
+        for look, row in enumerate(self._rows_of(thresholds)[:-1]):
             below = {}
             for place, there in here.items():
                 score = self._score_columns[start + place]
@@ -136,6 +139,16 @@ class LookTable:
             start += self.sizes**look
         for place, there in here.items():
             yield start + place, there
+
+    def _rows_of(self, thresholds: Thresholds) -> NDArray[np.float32]:
+        """(T, K)"""
+        rows = np.asarray(thresholds)
+        if rows.size != self.looks * self.sizes or np.isnan(rows).any():
+            raise BadSetting(
+                f"{self.looks} looks with {self.sizes} patch size{'s' if self.sizes > 1 else ''} need "
+                f"{self.looks * self.sizes} thresholds that are numbers, but got {rows.tolist()}."
+            )
+        return rows.reshape(self.looks, self.sizes)
 
     # Whole columns are read far more often than rows, and a column of a table that lies row by row is slow to read.
     @cached_property

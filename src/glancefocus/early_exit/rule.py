@@ -11,6 +11,7 @@ from torch import Tensor
 from glancefocus.early_exit.score import Confidence, Score
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
+from glancefocus.ranges import shown
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Deadline:
 class ExitRule:
     """Stop once the score is above the threshold of this look (paper, section 3.1); the last look always leaves.
 
-    thresholds    one for each look. The last one stops nothing: it only says whether an image left sure or out of looks
+    thresholds    one for each look. The last one stops nothing: it only says whether an image is above it (`sure`) or out of looks
                   (0 or less: always out of looks).
     score         what is compared with them
     temperatures  one for each look: what its logits are divided by first (calibration); None: left as they are
@@ -53,10 +54,7 @@ class ExitRule:
             raise BadSetting(f"there must be {self.looks} temperatures above 0, but got {list(self.temperatures)}.")
 
     def _checked_thresholds(self) -> tuple[Any, ...]:
-        values = tuple(float(t) for t in self.thresholds)
-        if any(math.isnan(t) for t in values):
-            raise BadSetting(f"thresholds must be numbers, but got {list(values)}.")
-        return values
+        return tuple(_checked_threshold(t) for t in self.thresholds)
 
     @property
     def looks(self) -> int:
@@ -82,14 +80,14 @@ class ExitRule:
         return replace(look, logits=look.logits / self.temperatures[look.number - 1], known_best=None)
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
-        """(B,) bool: sure enough to stop."""
+        """(B,) bool: the score is above the threshold of this look, however large that is."""
         threshold = self.threshold(look.number)
         if look.number == self.looks and (threshold <= 0 or self.score.needs_aim):
             return torch.zeros(look.count, dtype=torch.bool, device=look.logits.device)
         return self.score.of(look, aim) > threshold
 
     def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
-        """(B,) bool: those who are sure, where that is known already; everybody at the last look, and when time is up."""
+        """(B,) bool: rows above their threshold, where that is known already; all rows at the last look, and when time is up."""
         sure = self.sure(look) if sure is None else sure
         last = look.number >= self.looks or (self.deadline is not None and not self.deadline.allows_another(look))
         return torch.ones_like(sure) if last else sure
@@ -118,26 +116,35 @@ class SizeRule(ExitRule):
             )
 
     def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:
-        rows = tuple(tuple(float(t) for t in row) for row in self.thresholds)
+        rows = tuple(tuple(_checked_threshold(t) for t in row) for row in self.thresholds)
         if any(len(row) != len(self.patch_px) for row in rows):
             raise BadSetting(
                 f"a network with patches of {list(self.patch_px)} px needs {len(self.patch_px)} thresholds for each look, "
                 f"but got {[list(row) for row in rows]}."
             )
-        if any(math.isnan(t) for row in rows for t in row):
-            raise BadSetting(f"thresholds must be numbers, but got {[list(row) for row in rows]}.")
         return rows
 
     def threshold(self, number: int) -> float:
         return max(self.thresholds[number - 1])
 
     def next_px(self, look: Look) -> Tensor:
-        """(B,) int64: the size of the next patch of every row, none of which is sure."""
+        """(B,) int64: the size of the next patch of every row, none of which stops here."""
         thresholds = torch.tensor(self.thresholds[look.number - 1], device=look.logits.device)
         ordered, order = thresholds.sort(stable=True)
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
         sizes = torch.tensor(self.patch_px, device=look.logits.device)
         return sizes[order[passed.clamp(max=len(self.patch_px) - 1)]]
+
+
+def _checked_threshold(value: Any) -> float:
+    """Infinities are thresholds, too: never stop, always stop."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise BadSetting(f"a threshold must be a number, but got {shown(value)}.")
+    return number
 
 
 def every_look(looks: int) -> ExitRule:

@@ -1,4 +1,4 @@
-"""How sure an image is: a score in [0, 1] for every row of a look, the larger the surer."""
+"""Exit scores: a number in [0, 1] for every row of a look, which is compared with a threshold; an image above it stops."""
 
 import math
 from typing import Literal, Protocol
@@ -48,7 +48,7 @@ class Entropy:
 
 
 class Value:
-    """The less the critic expects of looking on, the surer; squeezed into [0, 1]."""
+    """The less the critic expects of looking on, the larger the score; squeezed into [0, 1]."""
 
     name: ScoreName = "value"
     needs_aim = True

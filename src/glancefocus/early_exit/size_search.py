@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.early_exit.checks import check_budget
-from glancefocus.early_exit.direct import direct_curve
-from glancefocus.early_exit.geometric import cost_and_accuracy
-from glancefocus.early_exit.look_table import LookTable, Thresholds
+from glancefocus.early_exit.direct import Worth, direct_curve
+from glancefocus.early_exit.geometric import cost_and_worth
+from glancefocus.early_exit.look_table import LookTable, Thresholds, path_nodes
 
 END_SHARE = 0.1  # of the genes' range stands for -1, "never this size", and as much for 1, "everybody who is left"
 START_BUDGETS = 20
@@ -19,18 +19,25 @@ Genes = NDArray[np.float64]
 
 
 def genetic_within(
-    table: LookTable, budget: float, *, seed: int = 0, population: int = 64, generations: int = 60
+    table: LookTable,
+    budget: float,
+    worth: Worth | None = None,
+    *,
+    spare: float = 0.0,
+    seed: int = 0,
+    population: int = 64,
+    generations: int = 60,
 ) -> Thresholds:
     """(T, K) thresholds whose mean cost on this table is within the budget, as accurate as the algorithm can make them.
 
     On this table they are never worse than looking with patches of one size only, which it starts from. Of equally accurate
-    thresholds it takes the dearest, for the reason that `direct_within` gives.
+    thresholds it takes the dearest, for the reason that `direct_within` gives; worth and spare as there.
     """
     from pymoo.algorithms.soo.nonconvex.ga import GA
 
     check_budget(table, budget)
-    code, seen = GeneCode(table), Archive(table)
-    starts = one_size_only(table, [budget])
+    code, seen = GeneCode(table), Archive(table, worth)
+    starts = one_size_only(table, [budget], worth)
     seen.add(starts)
     spread = table.dearest - table.cheapest or 1.0
 
@@ -40,11 +47,12 @@ def genetic_within(
 
     first = code.first_population(starts, population, np.random.default_rng(seed))
     evolve(GA(pop_size=population, sampling=first), code, judge, (1, 1), generations=generations, seed=seed)
-    return seen.best_within(budget)
+    return seen.best_within(budget, spare)
 
 
 def genetic_front(
     table: LookTable,
+    worth: Worth | None = None,
     *,
     budgets: Sequence[float] | None = None,
     seed: int = 0,
@@ -55,13 +63,14 @@ def genetic_front(
 
     budgets  at each of which the curve is never worse on this table than looking with patches of one size only; evenly spaced
              unless told
+    worth    (N, nodes) what is made large instead of the number of right answers, see expected.py
     """
     from pymoo.algorithms.moo.nsga2 import NSGA2
 
     if budgets is None:
         budgets = np.linspace(table.cheapest, table.dearest, START_BUDGETS).tolist()
-    code, seen = GeneCode(table), Archive(table)
-    seen.add(one_size_only(table, budgets))
+    code, seen = GeneCode(table), Archive(table, worth)
+    seen.add(one_size_only(table, budgets, worth))
     spread = table.dearest - table.cheapest or 1.0
 
     def judge(thresholds: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
@@ -73,15 +82,17 @@ def genetic_front(
     return seen.front()
 
 
-def one_size_only(table: LookTable, budgets: Sequence[float]) -> NDArray[np.float32]:
+def one_size_only(table: LookTable, budgets: Sequence[float], worth: Worth | None = None) -> NDArray[np.float32]:
     """(P, T, K) the directly searched thresholds of each size alone, within each budget, and leaving at the glance."""
     found = [table.leave()]
     for size in range(table.sizes):
-        for column in direct_curve(table.fixed_size(size), budgets):
+        nodes = path_nodes([size] * (table.looks - 1), table.sizes)
+        for column in direct_curve(table.fixed_size(size), budgets, None if worth is None else worth[:, nodes]):
             thresholds = table.leave()
             thresholds[:-1, size] = column[:-1]
             found.append(thresholds)
-    return np.unique(np.stack(found), axis=0)
+    code = GeneCode(table)
+    return np.unique(code.thresholds(code.genes(np.stack(found))), axis=0)  # thresholds that genes can stand for
 
 
 def evolve(
@@ -157,8 +168,9 @@ class GeneCode:
 class Archive:
     """Everything that was tried on one table."""
 
-    def __init__(self, table: LookTable) -> None:
+    def __init__(self, table: LookTable, worth: Worth | None = None) -> None:
         self.table = table
+        self.worth = worth
         self._thresholds: list[Thresholds] = []
         self._cost: list[float] = []
         self._accuracy: list[float] = []
@@ -166,18 +178,22 @@ class Archive:
     def add(self, thresholds: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(P,) the mean costs and the accuracies of these (P, T, K) thresholds."""
         for one in thresholds:
-            cost, accuracy = cost_and_accuracy(self.table.point(one), self.table.unit)
+            cost, accuracy = cost_and_worth(self.table, one, self.worth)
             self._thresholds.append(one.copy())
             self._cost.append(cost)
             self._accuracy.append(accuracy)
         added = len(thresholds)
         return np.asarray(self._cost[-added:]), np.asarray(self._accuracy[-added:])
 
-    def best_within(self, budget: float) -> Thresholds:
+    def best_within(self, budget: float, spare: float = 0.0) -> Thresholds:
         fitting = [number for number, cost in enumerate(self._cost) if cost <= budget]
         if not fitting:
             return self.table.leave()
-        return self._thresholds[max(fitting, key=lambda number: (self._accuracy[number], self._cost[number]))]
+        best = max(fitting, key=lambda number: (self._accuracy[number], self._cost[number]))
+        if spare > 0:
+            good = [number for number in fitting if self._accuracy[number] >= self._accuracy[best] - spare]
+            best = min(good, key=lambda number: self._cost[number])
+        return self._thresholds[best]
 
     def front(self) -> list[Thresholds]:
         """What nothing beats: cheapest first, each more accurate than all that are cheaper."""

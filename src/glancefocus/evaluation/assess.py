@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
-from glancefocus.early_exit.budget import solve_at, solve_curve
+from glancefocus.early_exit.budget import solve_at, solve_within
 from glancefocus.early_exit.cross_fit import cross_fitted
 from glancefocus.early_exit.curve import best_thresholds, stay_thresholds
 from glancefocus.early_exit.look_record import LookRecord
 from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.early_exit.score import SCORES
+from glancefocus.evaluation.budgeting import BEST_ACCURACY
 from glancefocus.evaluation.calibration import reliability
 from glancefocus.evaluation.findings import Findings, Point
 
@@ -147,17 +148,19 @@ def point_with_exits(table: LookTable, thresholds: Any) -> Point:
 def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
     """What thresholds achieve that were chosen as the bundle's were, each image being judged by those that others chose.
 
-    The bundle's are either the best of its curve, or were chosen for a budget; that is then what they cost on these images.
+    The bundle's are either the cheapest that are as good as the best, or were chosen for a budget; that is then what they cost on
+    these images.
     """
     own = own_thresholds(bundle)
     if bundle.thresholds is None or len(table) < 2:
         return point_with_exits(table, own)
     budget = table.point(np.asarray(own, dtype=np.float32))["mean_macs"]
-    best = bundle.thresholds == best_thresholds(bundle.curve)
+    told = bundle.notes.get("thresholds_for")
+    best = told == BEST_ACCURACY if told is not None else bundle.thresholds == best_thresholds(bundle.curve)
 
     def choose(others: LookTable) -> Thresholds:
         if best:
-            return np.asarray(best_thresholds(solve_curve(others, seed=seed)), dtype=np.float32)
+            return solve_within(others, None, seed=seed)
         return solve_at(others, [budget], seed=seed)[0]
 
     folds = FOLDS if table.sizes == 1 else 2  # with several sizes choosing takes seconds

@@ -30,7 +30,14 @@ from glancefocus.runtimes.fastest import made_up_images
 from glancefocus.runtimes.network import PartsNetwork
 from glancefocus.scene import as_scene
 
+Progress = Callable[[float], None]
+
 LIGHT_IN = ("eager", "onnx")
+BRIEF_RUNTIMES = ("eager", "onnx", "openvino")
+"""What a user may choose from, and what is the fastest somewhere; measured where installed, unless all runtimes are asked for."""
+BRIEF_BATCHES = (1, 32)
+LEAST_ROUNDS = 3
+"""So many rounds are measured, however long they take."""
 LEAST_IMAGES = 20
 """With batches smaller than this several are looked at in a round, so that every number of looks is among them."""
 
@@ -80,6 +87,7 @@ class Timing:
     time_ratio  how many times less time, the median of the ratios within each round
     quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
     light_weights  see Case
+    rounds      that were measured
     exits       images that left after each look
     ms_per_look of an image that takes it, aim included
     shares      of the time, see time_shares.SHARES
@@ -99,6 +107,7 @@ class Timing:
     glancefocus_ms_low: float
     glancefocus_ms_high: float
     light_weights: bool = False
+    rounds: int = 0
     exits: list[int] = field(default_factory=list)
     ms_per_look: list[float] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
@@ -137,6 +146,12 @@ def usual_cases(
     ]
 
 
+def brief_runtimes(device: torch.device) -> list[str]:
+    """Those of BRIEF_RUNTIMES that are installed."""
+    there = installed(device)
+    return [name for name in BRIEF_RUNTIMES if name in there]
+
+
 def images_needed(batch: int) -> int:
     """Whole batches, of at least LEAST_IMAGES images."""
     if batch < 1:
@@ -144,8 +159,20 @@ def images_needed(batch: int) -> int:
     return batch * -(-LEAST_IMAGES // batch)
 
 
-def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2) -> Timing:
-    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns."""
+def bench(
+    subject: Subject,
+    case: Case,
+    *,
+    rounds: int = 7,
+    warm_up: int = 2,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Timing:
+    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
+
+    seconds   fewer rounds are measured where they would take longer, but LEAST_ROUNDS
+    progress  is told the share of the rounds that is done
+    """
     _check_rounds(rounds, warm_up)
     threads_before = torch.get_num_threads()
     set_threads(case.threads)
@@ -153,7 +180,9 @@ def bench(subject: Subject, case: Case, *, rounds: int = 7, warm_up: int = 2) ->
         options = RuntimeOptions(light_weights=case.light_weights)
         net = open_runtime(subject.net, case.runtime, options=options)
         backbone = open_backbone(subject.backbone, case.runtime, options=options)
-        return bench_opened(subject, case, net, backbone, rounds=rounds, warm_up=warm_up)
+        return bench_opened(
+            subject, case, net, backbone, rounds=rounds, warm_up=warm_up, seconds=seconds, progress=progress
+        )
     finally:
         torch.set_num_threads(threads_before)
 
@@ -166,12 +195,16 @@ def bench_opened(
     *,
     rounds: int = 7,
     warm_up: int = 2,
+    seconds: float | None = None,
+    progress: Progress | None = None,
 ) -> Timing:
     """The same with a network and a backbone that a runtime has opened already."""
     _check_rounds(rounds, warm_up)
     batches, rules = _batches(subject, case.batch)
-    times, outcome = _looking_in_turns(net, backbone, batches, rules, rounds, warm_up)
-    shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, rounds // 2))
+    ways, outcomes = _ways(net, backbone, batches, rules)
+    times = in_turns(ways, batches[0].device, rounds, warm_up, seconds, progress)
+    outcome, measured = Outcome.join(outcomes), len(times["backbone"])
+    shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, measured // 2))
     images = sum(batch.shape[0] for batch in batches)
     mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
     mac_ratio = subject.costs.backbone_macs / mean_macs
@@ -179,6 +212,7 @@ def bench_opened(
     return Timing(
         **asdict(case),
         **summary(times, images, mac_ratio),
+        rounds=measured,
         exits=looks,
         ms_per_look=ms_per_look,
         shares=shares,
@@ -215,15 +249,13 @@ def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]
     return batches, [forced_exits(subject.exits[start : start + batch], looks) for start in starts]
 
 
-def _looking_in_turns(
+def _ways(
     net: GlanceFocus | PartsNetwork,
     backbone: Callable[[Tensor], Tensor],
     batches: Sequence[Tensor],
     rules: Sequence[ExitRule],
-    rounds: int,
-    warm_up: int,
-) -> tuple[dict[str, list[float]], Outcome]:
-    """{who: seconds of each round}, and the outcome of the last."""
+) -> tuple[dict[str, Callable[[], object]], list[Outcome]]:
+    """What is measured, by name; and a list that holds the outcomes of the last time that glancefocus looked."""
     outcomes: list[Outcome] = []
 
     def look() -> None:
@@ -233,17 +265,31 @@ def _looking_in_turns(
         for images in batches:
             backbone(images)
 
-    ways = {"backbone": answer, "glancefocus": look}
-    return in_turns(ways, batches[0].device, rounds, warm_up), Outcome.join(outcomes)
+    return {"backbone": answer, "glancefocus": look}, outcomes
 
 
 def in_turns(
-    ways: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, warm_up: int
+    ways: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    warm_up: int,
+    seconds: float | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, list[float]]:
-    """{way: seconds of each round}: all of them once in every round, in turns forwards and backwards; warming up is not counted."""
+    """{way: seconds of each round}: all of them once in every round, in turns forwards and backwards; warming up is not counted.
+
+    seconds, progress  see bench
+    """
     times: dict[str, list[float]] = {who: [] for who in ways}
+    began = time.perf_counter()
     with torch.inference_mode():
         for number in range(-warm_up, rounds):
+            if progress is not None:
+                progress((number + warm_up) / (rounds + warm_up))
+            spent = time.perf_counter() - began
+            another = spent * (number + warm_up + 1) / max(1, number + warm_up)  # if it takes as long as those so far
+            if seconds is not None and number >= LEAST_ROUNDS and another > seconds:
+                break
             for who in ways if number % 2 == 0 else reversed(list(ways)):
                 started = time.perf_counter()
                 ways[who]()

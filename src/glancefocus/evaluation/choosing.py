@@ -143,12 +143,16 @@ class Records:
                 f"{self.labelled.moved} of {len(self.labelled.whole)} {noun} in {self.source} trained this network and are left "
                 f"out.{new}"
             )
-        elif self.bundle.split is None and self._trained_on is not None and self.source not in WORLDS:
+        elif self._trained_on is not None and self.source not in WORLDS and not self._knows_training:
             remarks.append(
                 f"this bundle does not say which {noun} trained it, so some of these may have; figures on them are too good. "
                 "Train it again to know."
             )
         return remarks
+
+    @property
+    def _knows_training(self) -> bool:
+        return self.bundle.split is not None and self.bundle.split.knows_training
 
     def _known_trained(self, name: str) -> int:
         """How many images of a split are known to have trained the network."""
@@ -208,7 +212,8 @@ _TRAINED = "{} trained this network: it has learnt them, and figures on new ones
 class Choice:
     """The images that thresholds are chosen on, and those that they are then measured on; rows of their records.
 
-    split  whose images choose
+    split      whose images choose
+    crosswise  the same images measure: each is judged by thresholds that were chosen without it
     """
 
     choosing: LookRecord
@@ -218,15 +223,22 @@ class Choice:
     choosing_words: str
     measuring_words: str
     split: str
+    crosswise: bool = False
 
 
-def choose_images(records: Records, on: str, seed: int = 0, split: str | None = None) -> Choice:
+def choose_images(
+    records: Records, on: str, seed: int = 0, split: str | None = None, *, in_halves: bool = False
+) -> Choice:
     """Held-out images choose and others measure; on="train": training images choose, as in the paper.
 
-    Where there is only one held-out split, one half of it chooses and the other measures.
+    Where there is only one held-out split, all of its images choose, and each is judged by thresholds that others chose.
+
+    in_halves  then one half chooses and the other measures
     """
     first, second = choosing_and_measuring(records, on, split)
-    return _whole(records, first, second) if second is not None else _halves(records, first, seed)
+    if second is not None:
+        return _whole(records, first, second)
+    return _halves(records, first, seed) if in_halves else _crosswise(records, first)
 
 
 def apart(records: Records, name: str, seed: int = 0) -> Choice:
@@ -241,7 +253,23 @@ def _whole(records: Records, first: str, second: str) -> Choice:
     return Choice(one, rows[0], two, rows[1], f"{source}, {first}", f"{source}, {second}", first)
 
 
+def _crosswise(records: Records, name: str) -> Choice:
+    record = _enough(records, name)
+    rows, words = np.arange(record.about.images), f"{record.about.source}, {name}"
+    return Choice(record, rows, record, rows, words, f"{words}, each by thresholds that others chose", name, True)
+
+
 def _halves(records: Records, name: str, seed: int) -> Choice:
+    record = _enough(records, name)
+    source = record.about.source
+    one, two = halves(record.about.images, seed)
+    return Choice(
+        record, one, record, two, f"one half of {source}, {name}", f"the other half of {source}, {name}", name
+    )
+
+
+def _enough(records: Records, name: str) -> LookRecord:
+    """The record of a split that is to choose and to measure."""
     record = records.of(name)
     source, count = record.about.source, record.about.images
     if count < 4:
@@ -249,14 +277,11 @@ def _halves(records: Records, name: str, seed: int) -> Choice:
             f"thresholds are chosen on some images and measured on others, but {source} has {count}"
             f"{'' if name == WHOLE else f' in {name}'}. Give at least 4 images, better some hundred."
         )
-    one, two = halves(count, seed)
-    return Choice(
-        record, one, record, two, f"one half of {source}, {name}", f"the other half of {source}, {name}", name
-    )
+    return record
 
 
 def choosing_and_measuring(records: Records, on: str, split: str | None = None) -> tuple[str, str | None]:
-    """The split that chooses and the one that measures; None: the other half of the same.
+    """The split that chooses and the one that measures; None: the same.
 
     split  that is to choose; None: by `on`, held-out images or training images
     """

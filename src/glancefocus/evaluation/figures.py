@@ -75,7 +75,9 @@ def curve_figure(
     """
     figure, axes = new_figure()
     points = sorted((p["mean_macs"] / 1e6, 100 * p["accuracy"]) for p in curve)
-    axes.plot([m for m, _ in points], [a for _, a in points], "-o", color=BLUE, markersize=3.5, label="stops when sure")
+    axes.plot(
+        [m for m, _ in points], [a for _, a in points], "-o", color=BLUE, markersize=3.5, label="stops above thresholds"
+    )
     axes.plot([m / 1e6 for m, _ in per_look], [100 * a for _, a in per_look], "--s", color=ORANGE, markersize=5,
               label="fixed number of looks")  # fmt: skip
     if backbone is not None:

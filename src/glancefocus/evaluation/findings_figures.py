@@ -75,7 +75,7 @@ def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
     cost, scale = f"mean_{unit}", 1e6 if unit == "macs" else 1.0
     curve = sorted(findings.curve, key=lambda point: float(point[cost]))
     costs = [point[cost] / scale for point in curve]
-    label = "stops when sure" if len(findings.patch_px) == 1 else "stops when sure, sizes chosen"
+    label = "stops above thresholds" if len(findings.patch_px) == 1 else "stops above thresholds, sizes chosen"
     _line(axes, costs, curve, label, color=BLUE, marker="o", linestyle="-", zorder=3)
     if all("accuracy_low" in point and "accuracy_high" in point for point in curve):
         low, high = ([100 * point[end] for point in curve] for end in ("accuracy_low", "accuracy_high"))
@@ -146,9 +146,9 @@ def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
 
 
 def reliability_figure(reliability: Sequence[Sequence[dict[str, float]]], calibration_error: Sequence[float]) -> Figure:
-    """How often an answer is right, over how sure it was, one line for each look; empty bins are left out."""
+    """How often an answer is right, over its confidence, one line for each look; empty bins are left out."""
     figure, axes = new_figure(WIDTH, HEIGHT)
-    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="as sure as right")
+    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="confidence = share right")
     names = look_names(len(reliability))
     for number, (name, bins) in enumerate(zip(names, reliability, strict=True)):
         filled = [each for each in bins if each["count"] > 0]

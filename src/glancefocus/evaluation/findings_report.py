@@ -209,8 +209,8 @@ def _captions(findings: Findings) -> dict[str, str]:
         "Only the thresholds differ between the points; nothing was trained again.",
         "patch_sizes": "The share of each patch size among all focus patches. The glance is not counted.",
         "exit_scores": "The same network, with other scores deciding who leaves.",
-        "reliability": "How often the answers are right, over how sure they were. Above the diagonal the network is "
-        "better than it thinks, below it is too sure. The error is the expected calibration error.",
+        "reliability": "How often the answers are right, over their confidence. Above the diagonal the network is "
+        "right more often than its confidence says, below it less often. The error is the expected calibration error.",
     }
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from glancefocus.bundle import Bundle
 from glancefocus.early_exit.rule import every_look
 from glancefocus.early_exit.score import score_named
-from glancefocus.errors import BadSetting
 from glancefocus.evaluation.time_shares import ms_of_looks_at_once, takes_all_looks_at_once
 from glancefocus.latency import Latency, device_name
 from glancefocus.look import Look
+from glancefocus.ranges import BatchSize, Count, checked
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
@@ -24,8 +24,7 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment hits all of them alike.
     Where a single image is looked at in one go (see adaptive.LooksAtOnce) by the bundle's score and temperatures, that is measured.
     """
-    if batch_size < 1 or repeats < 1:
-        raise BadSetting(f"batch_size and repeats must be at least 1, but got {batch_size} and {repeats}.")
+    batch_size, repeats = checked(BatchSize, batch_size, "batch_size"), checked(Count, repeats, "repeats")
     settings, net = bundle.settings, bundle.looking
     view = settings.view
     shape = (batch_size, settings.frames, 3, view.height_px, view.width_px)

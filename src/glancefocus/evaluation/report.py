@@ -143,7 +143,9 @@ def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4
     with torch.inference_mode():
         seen = (as_batch(images.to(device), view) for images, _ in scene_batches(split, view, order))
         outcome = Outcome.join([look_until_sure(bundle.net, scene, rule) for scene in seen])
-    outcome = replace(outcome, classes=bundle.classes)  # drawings name them
+    thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
+    # Drawings name classes, and why an image stopped.
+    outcome = replace(outcome, classes=bundle.classes, thresholds=thresholds, score=rule.score.name)
     right = outcome.answer.cpu() == split.labels[:count]
     chosen: list[tuple[str, list[int]]] = []
     for looks in range(1, bundle.settings.looks + 1):
@@ -162,7 +164,7 @@ def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> st
     boxes = [_box(outcome, row, focus, pixels) for focus in range(int(outcome.looks[row]) - 1)]
     drawn = looks_taken(outcome, row, boxes, truth)
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
-    image = draw_strip(pictures, drawn, title=f"is {truth}")
+    image = draw_strip(pictures, drawn, title=f"is {truth}", notes=[f"stopped: {outcome.stopped(row)}"])
     stream = io.BytesIO()
     # Of large pictures a few dozen as PNG would make a page of many megabytes.
     kind, how = ("jpeg", {"quality": 85}) if image.width * image.height > LARGE_PIXELS else ("png", {"optimize": True})

@@ -70,7 +70,7 @@ def ways_of_looking(bundle: Bundle) -> dict[str, Thresholds]:
     looks, sizes = bundle.settings.looks, bundle.settings.patch_px
     ways: dict[str, Thresholds] = {}
     if bundle.thresholds is not None:
-        ways["stopping when sure"] = [list(t) if isinstance(t, tuple) else t for t in bundle.thresholds]
+        ways["stopping above thresholds"] = [list(t) if isinstance(t, tuple) else t for t in bundle.thresholds]
     for px in sizes:
         row = [math.inf if size == px else -1.0 for size in sizes]
         words = "every look" if len(sizes) == 1 else f"every look, {px} px"

@@ -51,14 +51,14 @@ FORMATS = {
             ".pte",
             1,
             ("executorch.runtime",),
-            environment="torch==2.13.0 torchvision==0.28.0 executorch==1.5.1",
+            environment="executorch",
         ),
         Format(
             "litert",
             ".tflite",
             1,
             ("litert_torch", "ai_edge_litert"),
-            environment="torch==2.13.0 torchvision==0.28.0 litert-torch==0.10.0 ai-edge-litert==2.3.0",
+            environment="litert",
         ),
     )
 }

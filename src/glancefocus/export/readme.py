@@ -18,12 +18,15 @@ def export_readme(about: dict[str, Any], to: Format) -> str:
     return f"""# A glance-and-focus network for {to.name}, {kind}
 
 It looks at {what} quickly first ({about["glance_px"]} px), then at up to {about["looks"] - 1} patches of
-{", ".join(map(str, about["patch_px"]))} px, and stops as soon as it is sure. {len(about["classes"])} classes.
+{", ".join(map(str, about["patch_px"]))} px, and stops once its score is above the threshold of a look.
+{len(about["classes"])} classes.
 
     pip install {" ".join(packages(to))}
     python predict.py photo.jpg
 
-`predict.py` is the whole loop; it needs nothing else. `glancefocus.json` holds what the loop needs beside the graphs: view,
+`predict.py` is the whole loop; it needs nothing else. It prints a line of JSON for each picture; `--json` prints one array, `--csv`
+a table. `sure` means that the score was above its `threshold`, however large that is, and not that the answer is right.
+ `glancefocus.json` holds what the loop needs beside the graphs: view,
 classes, thresholds, operating points, costs. Programs in other languages run the same graphs:
 
 | graph | in | out |
@@ -45,7 +48,7 @@ def _one_file(about: dict[str, Any]) -> str:
     return f"""`{one["file"]}` is all of them in one, with the loop inside. It is given `images` {size}, normalised as `view` in
 `glancefocus.json` says, and `thresholds`, one for each look (`one_graph`, there). It gives `logits` after the last look;
 `answer` and `confidence` after the glance; `answers`, `confidences` and `where` (y, x in 0 to 1) after each closer look, of which
-there are fewer where it was sure earlier. Of {found["images"]} images {found["same_answers"]} had the same answer, and
+there are fewer where it stopped earlier. Of {found["images"]} images {found["same_answers"]} had the same answer, and
 {found["same_looks"]} took as many looks.
 
 """

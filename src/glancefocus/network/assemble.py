@@ -13,6 +13,7 @@ from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
 from glancefocus.network.weights import load_backbone_weights
+from glancefocus.ranges import Seed, checked
 from glancefocus.settings import NetworkSettings
 
 
@@ -40,7 +41,7 @@ def create(
     devices: list[int] = []  # the CPU's generator is forked always; weights are made there
     with torch.random.fork_rng(devices=devices, enabled=seed is not None):
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.manual_seed(checked(Seed, seed, "seed"))
         net = build(settings, pretrained=weights == "pretrained")
     if weights is not None and weights != "pretrained":
         load_encoders(net, weights)

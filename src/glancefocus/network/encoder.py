@@ -13,6 +13,8 @@ from glancefocus.torchvision_whole import ensure_torchvision
 ensure_torchvision()
 import timm  # noqa: E402  (torchvision must be whole before timm imports it)
 
+from glancefocus.network.pretrained import cannot_be_had, create_options  # noqa: E402
+
 
 class Encoding(NamedTuple):
     """map (B, channels, S, S); vector (B, features)."""
@@ -121,6 +123,8 @@ def build_backbone(
     check_options(options or {})
     make = _BEYOND_TIMM.get(name) or functools.partial(timm.create_model, name)
     wanted = {**(options or {}), "num_classes": classes, "pretrained": pretrained}
+    if pretrained and name not in _BEYOND_TIMM and ":" not in name:
+        wanted |= create_options(name)
     try:
         backbone = _with_free_size(make, wanted)
     except BadSetting:
@@ -132,9 +136,7 @@ def build_backbone(
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if pretrained:
-            raise BadSetting(
-                f"the weights of {name!r} cannot be had: {reason} Connect to the internet, or give a file of weights."
-            ) from None
+            raise cannot_be_had(name, reason) from None
         raise BadSetting(
             f"the backbone {name!r} cannot be built for {classes} classes with {options or {}}: {reason}"
         ) from None

@@ -161,6 +161,12 @@ PRESETS["gf-tsm-mini-40"] = Preset(
 )
 
 
+def check_preset(name: str) -> None:
+    """Refuse a name that no preset has, with the nearest ones that do."""
+    if name not in PRESETS:
+        raise UnknownName("preset", name, PRESETS, "`gf models` lists them all; any timm backbone goes as backbone=.")
+
+
 def network_settings(
     preset: str | None = None, *, backbone: str | None = None, classes: int | None = None, **changes: Any
 ) -> NetworkSettings:
@@ -174,10 +180,7 @@ def network_settings(
             "name either a preset or a backbone: gf.create('gf-resnet50-96') or gf.create(backbone='resnet50')."
         )
     if preset is not None:
-        if preset not in PRESETS:
-            raise UnknownName(
-                "preset", preset, PRESETS, "`gf models` lists them all; any timm backbone goes as backbone=."
-            )
+        check_preset(preset)
         plain = to_plain(PRESETS[preset].settings)
     else:
         assert backbone is not None

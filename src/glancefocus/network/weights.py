@@ -24,7 +24,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def open_safely(path: str | Path) -> Any:
     """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed, and memory follows the file's size."""
-    path = Path(path)
+    path = find_checkpoint(path)
     try:
         with open_file(path) as stream:
             size, free = os.fstat(stream.fileno()).st_size, available_bytes()
@@ -62,6 +62,18 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
         raise DamagedFile(f"its header would have {header_bytes:,} bytes")
     tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
     return tensors
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The file, where there is one that is not empty."""
+    path = Path(path)
+    if path.is_dir():
+        raise BadCheckpoint(f"{path} is a folder, not a checkpoint. Name the file in it.")
+    if not path.exists():
+        raise BadCheckpoint(f"there is no checkpoint at {path}.")
+    if path.is_file() and path.stat().st_size == 0:
+        raise BadCheckpoint(f"the checkpoint {path} is empty. Fetch or write it again.")
+    return path
 
 
 def tensors_in(table: Any) -> dict[str, Tensor]:

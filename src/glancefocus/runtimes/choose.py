@@ -12,6 +12,7 @@ from torch import Tensor
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
+from glancefocus.ranges import BatchSize, Threads, checked
 from glancefocus.runtimes.at_once import AtOnce
 from glancefocus.runtimes.compiled import CompiledRunner
 from glancefocus.runtimes.eager import EagerRunner, as_tuple
@@ -135,8 +136,7 @@ def _open_fastest(net: GlanceFocus, batch: int, cache: Cache) -> GlanceFocus | P
 
     Compiling takes minutes and is measured only on a GPU, where it pays.
     """
-    if batch < 1:
-        raise BadSetting(f"a batch holds at least one image, but batch is {batch}.")
+    batch = checked(BatchSize, batch, "batch")
     device = next(net.parameters()).device
     slow = ("plain", "compile") if device.type == "cpu" else ("plain",)
     candidates = [name for name in installed(device) if name not in slow]
@@ -180,8 +180,7 @@ def check_name(name: str, known: Sequence[str] = (*RUNTIMES, AUTO)) -> None:
 
 def set_threads(threads: int) -> None:
     """Let torch, and every runtime opened from now on, use so many threads."""
-    if threads < 1:
-        raise BadSetting(f"there must be at least 1 thread, but threads is {threads}.")
+    threads = checked(Threads, threads, "threads")
     check_threads(threads)
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)

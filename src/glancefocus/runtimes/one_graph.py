@@ -1,4 +1,4 @@
-"""All looks at one image as one ONNX graph: the loop is inside, and ends as soon as the image is sure.
+"""All looks at one image as one ONNX graph: the loop is inside, and ends once the confidence is above a threshold.
 
     glances        (1, 3, px, px)   the image at low resolution; a graph for images of one size makes it itself
     images         (1, 3, H, W)     what patches are cut out of

@@ -89,7 +89,7 @@ def load_checkpoint(file: Path) -> Checkpoint | None:
         content = open_safely(file)
     except BadCheckpoint as error:
         raise BadRun(f"{error} Delete it to start this run again.") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or type(content.get("format")) is not int or content["format"] != FORMAT:
         raise BadRun(f"{file} is not a checkpoint of this version. Start in another folder.")
     # Of a run from before evidence was kept, or before fp16, there is none.
     content = {"evidence": None, "scaler": None, **content}

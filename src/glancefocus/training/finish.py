@@ -5,9 +5,10 @@ from typing import Any
 
 from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import Data
-from glancefocus.early_exit.budget import solve_curve
-from glancefocus.early_exit.curve import best_thresholds
+from glancefocus.early_exit.budget import solve_curve, solve_within
+from glancefocus.early_exit.curve import frozen
 from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.budgeting import BEST_ACCURACY
 from glancefocus.evaluation.choosing import looks_folder
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.recording import record_looks
@@ -45,11 +46,12 @@ def finish_bundle(
     table = look_table(bundle, record)
     if len(table) > 1:
         bundle.curve = solve_curve(table)
-        bundle.thresholds = best_thresholds(bundle.curve)
+        bundle.thresholds = frozen(solve_within(table, None).tolist())
     bundle.notes |= {
         "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
         "thresholds_chosen_on": f"{settings.data.source}, val",
         "thresholds_data": record.about.data,
+        "thresholds_for": BEST_ACCURACY,
     }
     aims = last_aims(folder)
     if aims is not None:

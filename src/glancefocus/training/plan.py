@@ -109,7 +109,11 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
 def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
     """Time a few updates and a small validation of every stage, on a copy of the network."""
     settings, data = workshop.settings, workshop.data
-    scratch = replace(workshop, net=copy.deepcopy(workshop.net), data=_few(data), tell=None, known_evidence=None)
+    alone = replace(
+        settings, data=replace(settings.data, workers=0)
+    )  # starting workers would take longer than measuring
+    net = copy.deepcopy(workshop.net)
+    scratch = replace(workshop, net=net, data=_few(data), settings=alone, tell=None, known_evidence=None)
     scaler = workshop.accelerator.scaler
     kept_scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
     measured: dict[str, tuple[float, float]] = {}
