@@ -60,7 +60,7 @@ _COLUMNS = {
     "less_time": (9, 9),
     "quotient": (8, 8),
 }
-_WIDE = 116  # of a terminal that has room for them
+_WIDE = 115  # of a terminal that has room for them
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class TimingRows:
         self._print([t.runtime_words, str(t.batch), str(t.threads), backbone, own, *ratios])
 
     def _print(self, cells: Sequence[str], style: str = "") -> None:
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
         wide = self.shown.console.width >= _WIDE
         for width, roomy in _COLUMNS.values():
             right = table.columns != []

@@ -87,11 +87,11 @@ class Timing:
     time_ratio  how many times less time, the median of the ratios within each round
     quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
     light_weights  see Case
-    rounds      that were measured
     exits       images that left after each look
     ms_per_look of an image that takes it, aim included
     shares      of the time, see time_shares.SHARES
     accuracy, backbone_accuracy  on all of the data, where there is any; not known of light weights, which round
+    rounds      that were measured
     """
 
     runtime: str
@@ -107,12 +107,12 @@ class Timing:
     glancefocus_ms_low: float
     glancefocus_ms_high: float
     light_weights: bool = False
-    rounds: int = 0
     exits: list[int] = field(default_factory=list)
     ms_per_look: list[float] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
     accuracy: float | None = None
     backbone_accuracy: float | None = None
+    rounds: int = 0
 
     @property
     def runtime_words(self) -> str:
