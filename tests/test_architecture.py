@@ -19,7 +19,7 @@ LAYERS: list[tuple[set[str], bool]] = [
     ({"network", "early_exit", "data", "outcome"}, False),
     ({"runtimes"}, False),
     (
-        {"adaptive", "merging", "bundle", "bundle_files", "hub", "loading", "model_card", "stopping"},
+        {"adaptive", "merging", "bundle", "bundle_files", "card_header", "hub", "loading", "model_card", "stopping"},
         True,
     ),  # a bundle runs the loop
     ({"evaluation", "export"}, False),

@@ -92,6 +92,13 @@ def expected_colours(backbone: str) -> dict[str, Any]:
     return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
 
+def hub_id(backbone: str) -> str | None:
+    """Where the weights that timm names for a backbone are on Hugging Face's hub; None where they are not there."""
+    config = timm.models.get_pretrained_cfg(backbone, allow_unregistered=True) if timm.is_model(backbone) else None
+    found = None if config is None else config.hf_hub_id
+    return found if isinstance(found, str) and found else None
+
+
 def check_backbone(name: str) -> None:
     """Refuse a name that no backbone has, with the nearest ones that do."""
     if name in _BEYOND_TIMM or timm.is_model(name):

@@ -32,6 +32,7 @@ def finish_bundle(
     notes: dict[str, Any] = {
         "data": settings.data.source,
         "data_settings": to_plain(settings.data),
+        **({} if settings.weights is None else {"weights": Path(settings.weights).name}),
         "images": {name: len(split) for name, split in splits.items() if split is not None},
     }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
