@@ -3,9 +3,11 @@
 Nothing heavy is imported before a job needs it: `gf --help` is instant.
 """
 
+import contextlib
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +24,7 @@ from glancefocus.commands.words import Json, LightWeights, Runtime, Threads
 from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
-from glancefocus.commands.words_train import train
+from glancefocus.commands.words_train import train, train_process
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 
 app = cyclopts.App(
@@ -163,6 +165,7 @@ def predict(
 
 
 app.command(train)
+app.command(train_process, show=False)
 app.command(evaluate)
 app.command(budget)
 app.command(bench)
@@ -250,8 +253,22 @@ def _first_farewell(words: list[str]) -> str:
 
 
 def _mistake(sentence: str) -> int:
-    print(f"gf: {sentence}", file=sys.stderr)
+    if interrupts.speaks():
+        print(f"gf: {sentence}", file=sys.stderr)
+    else:
+        _mistake_of_one_process(sentence)
     return 2
+
+
+def _mistake_of_one_process(sentence: str) -> None:
+    """All processes of a run make the same mistake: it is said once. Where only this one does, it is not lost."""
+    if interrupts.LAUNCHED in os.environ:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(int(os.environ[interrupts.LAUNCHED]), sentence.encode())
+            time.sleep(60)  # until the process that started this one ends all: one that left would make the others fail
+    else:
+        time.sleep(3)  # the first process says it, and torchrun ends this one
+        print(f"gf: {sentence}", file=sys.stderr)
 
 
 def _stopped() -> int:

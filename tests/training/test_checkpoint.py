@@ -154,8 +154,19 @@ ODD = st.one_of(
 def test_no_value_of_any_field_is_a_traceback(name: str, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.ckpt"
     good = {
-        "format": 1, "plan": ["aim"], "stage": 0, "epoch": 0, "step": 0, "net": {}, "evidence": None,
-        "optimizer": None, "stage_state": {}, "scaler": None, "sums": {}, "best_accuracy": 0.5, "journal_length": 0,
+        "format": 1,
+        "plan": ["aim"],
+        "stage": 0,
+        "epoch": 0,
+        "step": 0,
+        "net": {},
+        "evidence": None,
+        "optimizer": None,
+        "stage_state": {},
+        "scaler": None,
+        "sums": {},
+        "best_accuracy": 0.5,
+        "journal_length": 0,
     }
     torch.save({**good, name: value}, file)
     try:

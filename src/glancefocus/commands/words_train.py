@@ -1,7 +1,6 @@
 """The words of `gf train`. Nothing heavy is imported before they are read."""
 
-import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +8,7 @@ from cyclopts import Parameter
 
 from glancefocus.commands.words import Json
 from glancefocus.errors import BadSetting
+from glancefocus.interrupts import speaks
 
 
 def train(
@@ -42,6 +42,7 @@ def train(
     accumulation: int | None = None,
     workers: int | None = None,
     processes: int = 1,
+    resume: Annotated[bool, Parameter(negative="")] = False,
     seed: int | None = None,
     rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
@@ -61,7 +62,8 @@ def train(
         A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
         they are published; or a built-in world, signs or (of clips) gestures.
     output
-        The run's folder; runs/NAME when left out.
+        The run's folder. When left out it is runs/NAME; a run with other options gets runs/NAME-2, the same options go on with
+        the run that has them.
     quick
         A third of the epochs: a first impression.
     thorough
@@ -119,7 +121,9 @@ def train(
     workers
         Processes that read files.
     processes
-        Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
+        Training processes on this machine; several machines: torchrun ... -m glancefocus train ...
+    resume
+        Go on with the latest run of this data (or with the one in --output), with the options that it was started with.
     seed
         Makes the run repeatable.
     rivals
@@ -128,16 +132,23 @@ def train(
     setting
         Any other setting as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005.
     """
+    options = dict(locals())
     from glancefocus.commands.printing import notice
-    from glancefocus.commands.train import run_in_processes, run_training
+    from glancefocus.commands.processes import run_in_processes
+    from glancefocus.commands.train import run_training
     from glancefocus.data.worlds import WORLDS
-    from glancefocus.training.recipes import default_output, train_settings
+    from glancefocus.training.recipes import train_settings
+    from glancefocus.training.run_choice import asked_for, choose_run
 
+    asked = asked_for(options)
+    chosen = choose_run(asked, data, output, resume=resume)
+    if chosen.sentence is not None and speaks():
+        notice(chosen.sentence)
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
     view = {name: value for name, value in view.items() if value is not None}
     augment = {"flip": flip, "crop": crop, "shift_px": shift_px}
     augment = {name: value for name, value in augment.items() if value is not None}
-    settings = train_settings(
+    made = chosen.settings or train_settings(
         data,
         preset=preset,
         backbone=backbone,
@@ -171,21 +182,33 @@ def train(
         effort=_effort(quick, thorough),
         on_gpu=_on_gpu(),
     )
-    folder = output or default_output(data)
+    settings = made if workers is None else replace(made, data=replace(made.data, workers=workers))
     if processes != 1:
-        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
-        while "--processes" in words:
-            at = words.index("--processes")
-            del words[at : at + 2]
-        run_in_processes(words, processes, settings, folder)
+        run_in_processes(settings, chosen.folder, processes, asked=asked, as_json=json)
         return
     sized = height_px is not None or width_px is not None
-    if sized and settings.network.view.fit == "whole" and data not in WORLDS and os.environ.get("RANK", "0") == "0":
+    if sized and settings.network.view.fit == "whole" and data not in WORLDS and speaks():
         notice(
             "pictures keep their own size (fit is whole): --height-px and --width-px only stand for it where costs and times are "
             "measured. Use --fit stretch or --fit crop to resize them."
         )
-    run_training(settings, folder, as_json=json)
+    run_training(settings, chosen.folder, asked=asked, as_json=json)
+
+
+def train_process(folder: Path, *, json: Json = False) -> None:
+    """One of several processes of a run, started by `gf train --processes`.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, which holds its settings.
+    """
+    from glancefocus.commands.processes import end_with_parent
+    from glancefocus.commands.train import run_training
+    from glancefocus.training.run_folder import settings_of
+
+    end_with_parent()
+    run_training(settings_of(folder), folder, as_json=json)
 
 
 def _effort(quick: bool, thorough: bool) -> Literal["quick", "usual", "thorough"]:

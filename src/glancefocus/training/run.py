@@ -46,9 +46,17 @@ from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False) -> Bundle:
+def train(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    asked: dict[str, Any] | None = None,
+    quiet: bool = False,
+    planned: bool = False,
+) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
+    asked    what the run was asked for with, see asked_for: it is kept in the folder
     planned  first work out time and memory, say them, and compute batches in parts where they would not fit
     Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
     """
@@ -61,7 +69,7 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned
         main = accelerator.is_main_process
         with locked(folder) if main else contextlib.nullcontext():
             if main:
-                prepare_folder(folder, settings)
+                prepare_folder(folder, settings, asked)
             accelerator.wait_for_everyone()
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
                 return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned)
