@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from glancefocus.commands.words_bench import bench
 from glancefocus.commands.words_budget import budget, evaluate
 from glancefocus.commands.words_export import export
 from glancefocus.commands.words_predict import predict
-from glancefocus.commands.words_train import train
+from glancefocus.commands.words_train import train, train_process
 from glancefocus.errors import GlancefocusError
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path
@@ -86,6 +87,7 @@ def import_(
 
 for verb in (predict, train, evaluate, budget, bench, export):
     app.command(read_by_type(verb))
+app.command(train_process, show=False)
 
 
 @app.command
@@ -179,8 +181,22 @@ def _first_farewell(words: list[str]) -> str:
 
 
 def _mistake(sentence: str) -> int:
-    print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
+    if interrupts.speaks():
+        print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
+    else:
+        _mistake_of_one_process(lines_kept(sentence))
     return 2
+
+
+def _mistake_of_one_process(sentence: str) -> None:
+    """All processes of a run make the same mistake: it is said once. Where only this one does, it is not lost."""
+    if interrupts.LAUNCHED in os.environ:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(int(os.environ[interrupts.LAUNCHED]), sentence.encode())
+            time.sleep(60)  # until the process that started this one ends all: one that left would make the others fail
+    else:
+        time.sleep(3)  # the first process says it, and torchrun ends this one
+        print(f"gf: {sentence}", file=sys.stderr)
 
 
 def _stopped() -> int:

@@ -159,17 +159,23 @@ def owns_process() -> bool:
 
 def leave(code: int, sentence: str | None = None) -> NoReturn:
     """End this process and its children now, and leave the terminal as it was found."""
+    with suppress(ValueError):  # outside of the main thread
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch complains of workers that are killed
     with suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     if sentence is not None:
         write_past_buffers(f"gf: {sentence}")
     with suppress(Exception):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing is to be said after that
         if "multiprocessing.util" in sys.modules:
             import multiprocessing.util
 
             for child in multiprocessing.active_children():
                 child.kill()
-            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # otherwise Python warns of semaphores that were left behind
+            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # or else semaphores stay behind
     os._exit(code)
 
 

@@ -2,13 +2,12 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.training import recipes
-from glancefocus.training.recipes import default_output, train_settings
+from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import AimSettings, TrainSettings
 
 # The paper's A.2-A.4 and its released code: encoders' rate, weight decay, epochs, lambda, frozen glance encoder, stage III.
@@ -163,6 +162,30 @@ def test_rounds_repeat_stages_ii_and_iii() -> None:
     assert settings.plan() == ["backbone", "glance", "recognise", "aim", "finetune", "aim", "finetune"]
 
 
-def test_a_run_goes_where_its_data_is_named() -> None:
-    places: dict[str, Any] = {"signs": "runs/signs", "a/pets": "runs/pets", "lists/birds.csv": "runs/birds"}
-    assert {source: str(default_output(source)) for source in places} == places
+@pytest.mark.parametrize(
+    ("stages", "setting", "stage"),
+    [
+        (["1,2"], "finetune.epochs=3", "finetune"),
+        (["1"], "point.deviation=0.1", "point"),
+        (["3"], "joint.epochs=3", "joint"),
+        (["initialise"], "aim.lr=1e-4", "aim"),
+        (["1,2,3"], "small.side_px=96", "small"),
+    ],
+)
+def test_a_setting_of_a_stage_that_does_not_run_is_refused(stages: list[str], setting: str, stage: str) -> None:
+    said = f"^{setting.split('=')[0]} is a setting of the stage {stage}, which does not run: the stages are "
+    with pytest.raises(BadSetting, match=said):
+        train_settings("signs", stages=stages, assignments=[setting])
+    assert train_settings("signs", stages=[*stages, stage] if stage != "small" else ["small,1"], assignments=[setting])
+
+
+def test_the_joint_stage_takes_the_settings_of_stage_two_and_tuned_rivals_those_of_the_backbone() -> None:
+    assert train_settings("signs", stages=["joint"], assignments=["aim.lr=0.002"]).aim.lr == 0.002
+    assert train_settings("signs", stages=["1"], changes={"rivals": "tuned"}, assignments=["backbone.epochs=7"])
+    with pytest.raises(BadSetting, match="^backbone.epochs is a setting of the stage backbone, which does not run"):
+        train_settings("signs", stages=["1"], assignments=["backbone.epochs=7"])
+
+
+def test_rounds_without_the_stages_that_they_repeat_are_refused() -> None:
+    with pytest.raises(BadSetting, match="--rounds repeats the stages aim .* but the stages are backbone, glance"):
+        train_settings("signs", stages=["initialise"], changes={"rounds": 2})

@@ -444,11 +444,12 @@ def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
 
 def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(tmp_path: Path) -> None:
     words = [word.replace("96", "128") for word in TINY_WORDS]
-    words += ["--set", "small_glance.scenes=[9,5]", "--set", "small_glance.side_px=96", "--set", "glance.fresh=true"]
 
     def trained(name: str, *stages: str, small: int, whole: int, fresh: bool = True) -> dict[str, Tensor]:
-        epochs = [f"small_glance.epochs={small}", f"glance.epochs={whole}", f"small_glance.fresh={fresh}"]
-        more = ["--stages", ",".join(stages), *(word for setting in epochs for word in ("--set", setting))]
+        own = ["scenes=[9,5]", "side_px=96", f"epochs={small}", f"fresh={fresh}"]
+        changes = [f"small_glance.{setting}" for setting in own]
+        changes += [f"glance.epochs={whole}", "glance.fresh=true"] if "glance" in stages else []
+        more = ["--stages", ",".join(stages), *(word for setting in changes for word in ("--set", setting))]
         with pytest.raises(SystemExit) as end:
             main([*words, *more, "-o", str(tmp_path / name)])
         assert end.value.code == 0

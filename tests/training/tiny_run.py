@@ -15,6 +15,12 @@ from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
 EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "point": 1, "aim": 2, "finetune": 1, "joint": 1}
+# The same in the words of the command.
+WORDS = [
+    *("--backbone", "test_resnet", "--height-px", "96", "--width-px", "96", "--scenes", "24", "10", "5"),
+    *("--glance-px", "32", "--patch-px", "32", "--looks", "2", "--batch-size", "8"),
+    *("--set", "checkpoint_minutes=0", "--set", "network.classifier_units=8"),
+]
 
 
 def tiny_settings(**changes: Any) -> TrainSettings:

@@ -22,8 +22,9 @@ from glancefocus.memory import keep_freed_memory
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.journal import read_metrics
-from glancefocus.training.recipes import default_output, train_settings
+from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
+from glancefocus.training.run_choice import asked_for, choose_run
 from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
 
@@ -36,12 +37,14 @@ def run_demo(folder: Path | None, *, seed: int, as_json: bool) -> None:
 
     folder  for the run, the page and the pictures; None: the run goes where `gf train signs` puts it, the rest to demo/
     """
-    run, folder = (default_output("signs"), Path("demo")) if folder is None else (folder / "run", folder)
+    asked = asked_for({"data": "signs", "seed": seed or None})  # as `gf train signs` is asked for
+    chosen = choose_run(asked, "signs", None if folder is None else folder / "run")
+    run, folder = chosen.folder, folder or Path("demo")
     keep_freed_memory()
     started = time.monotonic()
-    settings = train_settings("signs", changes={"seed": seed})
+    settings = chosen.settings or train_settings("signs", changes={"seed": seed})
     with run_farewell(run):
-        bundle = train(settings, run, quiet=as_json, planned=True)
+        bundle = train(settings, run, asked=asked, quiet=as_json, planned=True)
         comparison = report_run(bundle, settings, run, folder / "report.html")
         scene = write_scenes(bundle, settings, folder / "scenes")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")

@@ -1,29 +1,42 @@
-"""`gf train`: from words to a run, in one process or several."""
+"""`gf train`: a run, and what came of it."""
 
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from glancefocus.commands.printing import print_verdict, say
-from glancefocus.errors import BadRun, BadSetting
+from glancefocus.commands.printing import notice, print_verdict, say
+from glancefocus.errors import BadRun
 from glancefocus.memory import is_out_of_memory, keep_freed_memory
-from glancefocus.training.run import threads_per_process, train
-from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, locked, prepare_folder, run_farewell
+from glancefocus.training.finish import finished_bundle
+from glancefocus.training.run import train
+from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
 
 
-def run_training(settings: TrainSettings, folder: Path, *, as_json: bool, track: Sequence[str] | None) -> None:
-    """Train, and say what came of it and how to ask it."""
+def run_training(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    asked: dict[str, Any] | None = None,
+    as_json: bool,
+    track: Sequence[str] | None,
+) -> None:
+    """Train, and say what came of it and how to ask it; of a run that is done already, only say it.
+
+    asked  what the run was asked for with, see asked_for
+    track  the trackers to send figures to, see chosen_trackers
+    """
     keep_freed_memory()
     with run_farewell(folder), _memory_errors(settings):
-        bundle = train(settings, folder, quiet=as_json, planned=True, reported=True, track=track)
-    if int(os.environ.get("RANK", "0")) != 0:
+        bundle = finished_bundle(settings, folder)
+        if bundle is None:
+            bundle = train(settings, folder, asked=asked, quiet=as_json, planned=True, reported=True, track=track)
+        elif os.environ.get("RANK", "0") == "0":
+            notice(f"the run in {folder} is done; this is its result. For another run use other options, or -o.")
+    if os.environ.get("RANK", "0") != "0":
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]
     if as_json:
@@ -56,25 +69,3 @@ def _memory_errors(settings: TrainSettings) -> Iterator[None]:
             f"{settings.network.view.width_px} px. The last checkpoint is kept. Compute batches in more parts "
             f"(--accumulation {2 * settings.accumulation}), or free some memory, and start again in another folder."
         ) from None
-
-
-def run_in_processes(arguments: list[str], processes: int, settings: TrainSettings, folder: Path) -> None:
-    """The same command again, launched by torchrun in so many processes of this machine."""
-    if not 1 <= processes <= settings.batch_size:
-        raise BadSetting(
-            f"processes must be at least 1 and at most the batch size ({settings.batch_size}), but got {processes}."
-        )
-    with locked(folder):
-        prepare_folder(folder, settings)  # so that a mistake is said once, and not by every process
-    environment: dict[str, Any] = {**os.environ}
-    environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(processes)))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    # Ctrl-C reaches them too, and they save before they stop: wait for that.
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        command = [sys.executable, *launch, "-m", "glancefocus.cli", *arguments]
-        done = subprocess.run(command, env=environment, check=False)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if done.returncode:
-        sys.exit(done.returncode if done.returncode > 0 else 130)

@@ -1,7 +1,6 @@
 """The words of `gf train`. Nothing heavy is imported before they are read."""
 
-import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +8,7 @@ from cyclopts import Parameter
 
 from glancefocus.commands.words import Json
 from glancefocus.errors import BadSetting
+from glancefocus.interrupts import speaks
 from glancefocus.ranges import (
     BadFiles,
     BatchSize,
@@ -57,6 +57,7 @@ def train(
     accumulation: BatchSize | None = None,
     workers: Workers | None = None,
     processes: Processes = 1,
+    resume: Annotated[bool, Parameter(negative="")] = False,
     seed: Seed | None = None,
     rivals: Literal["none", "as-is", "tuned"] | None = None,
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None,
@@ -78,7 +79,8 @@ def train(
         they are published; or a built-in world, signs or (of clips) gestures. Where there is no val/, some images of each class are
         held out: a fifth, of small sets more (100 images, at most a third), or --set data.val_share=0.3.
     output
-        The run's folder; runs/NAME when left out.
+        The run's folder. When left out it is runs/NAME; a run with other options gets runs/NAME-2, the same options go on with
+        the run that has them.
     quick
         A third of the epochs: a first impression.
     thorough
@@ -136,7 +138,9 @@ def train(
     workers
         Processes that read files.
     processes
-        Training processes on this machine; several machines: torchrun ... -m glancefocus.cli train ...
+        Training processes on this machine; several machines: torchrun ... -m glancefocus train ...
+    resume
+        Go on with the latest run of this data (or with the one in --output), with the options that it was started with.
     seed
         Makes the run repeatable.
     rivals
@@ -148,21 +152,28 @@ def train(
         Trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow; none for none of them. Left
         out: tensorboard where it is installed. metrics.jsonl in the run's folder is always written.
     """
+    options = dict(locals())
     _check_names(preset, backbone)
     from glancefocus.commands.printing import notice
-    from glancefocus.commands.train import run_in_processes, run_training
+    from glancefocus.commands.processes import run_in_processes
+    from glancefocus.commands.train import run_training
     from glancefocus.data.worlds import WORLDS
     from glancefocus.network.pretrained import check_weights
-    from glancefocus.training.recipes import default_output, train_settings
+    from glancefocus.training.recipes import train_settings
+    from glancefocus.training.run_choice import asked_for, choose_run
     from glancefocus.training.trackers import chosen_trackers
 
     trackers = chosen_trackers(track)
 
+    asked = asked_for(options)
+    chosen = choose_run(asked, data, output, resume=resume)
+    if chosen.sentence is not None and speaks():
+        notice(chosen.sentence)
     view = {"fit": fit, "height_px": height_px, "width_px": width_px}
     view = {name: value for name, value in view.items() if value is not None}
     augment = {"flip": flip, "crop": crop, "shift_px": shift_px}
     augment = {name: value for name, value in augment.items() if value is not None}
-    settings = train_settings(
+    made = chosen.settings or train_settings(
         data,
         preset=preset,
         backbone=backbone,
@@ -196,22 +207,42 @@ def train(
         effort=_effort(quick, thorough),
         on_gpu=_on_gpu(),
     )
-    check_weights(settings.network.backbone, settings.weights)
-    folder = output or default_output(data)
+    check_weights(made.network.backbone, made.weights)
+    settings = made if workers is None else replace(made, data=replace(made.data, workers=workers))
+    settings = settings if rivals is None else replace(settings, rivals=rivals)
     if processes != 1:
-        words = [word for word in sys.argv[1:] if not word.startswith("--processes=")]
-        while "--processes" in words:
-            at = words.index("--processes")
-            del words[at : at + 2]
-        run_in_processes(words, processes, settings, folder)
+        run_in_processes(settings, chosen.folder, processes, asked=asked, as_json=json, track=trackers)
         return
     sized = height_px is not None or width_px is not None
-    if sized and settings.network.view.fit == "whole" and data not in WORLDS and os.environ.get("RANK", "0") == "0":
+    if sized and settings.network.view.fit == "whole" and data not in WORLDS and speaks():
         notice(
             "pictures keep their own size (fit is whole): --height-px and --width-px only stand for it where costs and times are "
             "measured. Use --fit stretch or --fit crop to resize them."
         )
-    run_training(settings, folder, as_json=json, track=trackers)
+    run_training(settings, chosen.folder, asked=asked, as_json=json, track=trackers)
+
+
+def train_process(
+    folder: Path,
+    *,
+    track: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
+    json: Json = False,
+) -> None:
+    """One of several processes of a run, started by `gf train --processes`.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, which holds its settings.
+    track
+        As in `gf train`.
+    """
+    from glancefocus.commands.processes import end_with_parent
+    from glancefocus.commands.train import run_training
+    from glancefocus.training.run_folder import settings_of
+
+    end_with_parent()
+    run_training(settings_of(folder), folder, as_json=json, track=track)
 
 
 def _check_names(preset: str | None, backbone: str | None) -> None:

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from glancefocus.bundle import Bundle
 from glancefocus.data.datasets import Data
 from glancefocus.early_exit.budget import solve_curve, solve_within
 from glancefocus.early_exit.curve import frozen
+from glancefocus.errors import GlancefocusError
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.budgeting import BEST_ACCURACY
 from glancefocus.evaluation.choosing import looks_folder
@@ -16,8 +19,16 @@ from glancefocus.evaluation.rivals import Progress, tuned_files
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.settings import to_plain
+from glancefocus.training.checkpoint import load_checkpoint
 from glancefocus.training.journal import read_metrics
-from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER
+from glancefocus.training.run_folder import (
+    BACKBONE_FILE,
+    BUNDLE_FOLDER,
+    CHECKPOINT_FILE,
+    SETTINGS_FILE,
+    alike,
+    settings_of,
+)
 from glancefocus.training.settings import TrainSettings
 
 
@@ -68,3 +79,23 @@ def finish_bundle(
 def last_aims(folder: Path) -> dict[str, Any] | None:
     """The last comparison of learnt aims with others in a run's journal, see evaluation/aims.py; None where there is none."""
     return next((row["aims"] for row in reversed(read_metrics(folder)) if "aims" in row), None)
+
+
+def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
+    """The bundle of a run with exactly these settings that is done; None where something is left to do."""
+    there = (folder / BUNDLE_FOLDER).is_dir() and (folder / SETTINGS_FILE).exists()
+    if not there or not alike(settings_of(folder), settings):
+        return None
+    checkpoint = load_checkpoint(folder / CHECKPOINT_FILE)
+    if checkpoint is None or checkpoint.plan != settings.plan() or checkpoint.stage < len(checkpoint.plan):
+        return None
+    try:
+        bundle = Bundle.load(folder / BUNDLE_FOLDER)
+    except GlancefocusError:
+        return None  # it is written again
+    weights = bundle.net.state_dict()
+    # Stages may have been added after it was written.
+    same = weights.keys() == checkpoint.net.keys() and all(
+        torch.equal(weights[name].cpu(), tensor) for name, tensor in checkpoint.net.items()
+    )
+    return bundle if same else None

@@ -3,7 +3,6 @@
 import copy
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from glancefocus.data.datasets import DataSettings, classes_of
@@ -153,7 +152,28 @@ def train_settings(
         plain["stages"] = _stage_names(stages)
     for assignment in assignments or []:
         assign(plain, assignment)
-    return from_plain(TrainSettings, plain)
+    settings_of_run: TrainSettings = from_plain(TrainSettings, plain)
+    _refuse_unused(settings_of_run, assignments or [], changes)
+    return settings_of_run
+
+
+def _refuse_unused(settings: TrainSettings, assignments: list[str], changes: dict[str, Any]) -> None:
+    """Refuse what the user set for a stage that does not run: it would change nothing."""
+    used = {*settings.stages, *(["aim"] if "joint" in settings.stages else [])}  # it aims as stage II does
+    used |= {"backbone"} if settings.rivals == "tuned" else set()  # these are tuned as the backbone was
+    running = ", ".join(settings.plan())
+    for assignment in assignments:
+        name = assignment.partition("=")[0].strip()
+        stage = name.split(".")[0]
+        if stage in STAGES and stage not in used:
+            raise BadSetting(
+                f"{name} is a setting of the stage {stage}, which does not run: the stages are {running}. "
+                "Leave the setting out, or name the stage with --stages."
+            )
+    if changes.get("rounds", 1) > 1 and not {"aim", "finetune"} & set(settings.stages):
+        raise BadSetting(
+            f"--rounds repeats the stages aim (2) and finetune (3), but the stages are {running}. Leave it out."
+        )
 
 
 def _data_recipe(
@@ -258,8 +278,3 @@ def assign(plain: dict[str, Any], assignment: str) -> None:
         if not isinstance(table, dict):
             raise BadSetting(f"{name} is not a setting: {section} has no parts.")
     table[last] = value
-
-
-def default_output(source: str) -> Path:
-    """Where a run goes when nobody says: runs/NAME."""
-    return Path("runs") / (Path(source).stem or "run")

@@ -53,6 +53,7 @@ def train(
     settings: TrainSettings,
     folder: Path,
     *,
+    asked: dict[str, Any] | None = None,
     quiet: bool = False,
     planned: bool = False,
     reported: bool = False,
@@ -60,6 +61,7 @@ def train(
 ) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
+    asked     what the run was asked for with, see asked_for: it is kept in the folder
     planned   first work out time and memory, say them, and compute batches in parts where they would not fit
     reported  at the end write a page for people into the run's folder
     track     the trackers to send figures to, see chosen_trackers
@@ -74,7 +76,7 @@ def train(
         main = accelerator.is_main_process
         with locked(folder) if main else contextlib.nullcontext():
             if main:
-                prepare_folder(folder, settings)
+                prepare_folder(folder, settings, asked)
             accelerator.wait_for_everyone()
             trackers = Trackers(folder, to_plain(settings), chosen_trackers(track)) if main else None
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet, trackers=trackers)) as journal:

@@ -2,12 +2,14 @@
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from glancefocus.data.datasets import classes_of
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
@@ -19,7 +21,8 @@ from glancefocus.training.settings import STAGES, TrainSettings
 REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
 BACKBONE_FILE, BEST_FILE, PLAN_FILE = "backbone.safetensors", "best.safetensors", "plan.json"
-LOCK_FILE = ".lock"
+LOCK_FILE, ASKED_FILE = ".lock", "asked.json"
+_MOST_TABLE_BYTES = 16 << 20
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
 
@@ -31,7 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
         strangers = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     except OSError as error:
         raise BadRun(f"{folder} cannot be made ({error.strerror}). Choose another folder.") from None
-    if strangers and SETTINGS_FILE not in strangers:
+    if strangers - {ASKED_FILE} and SETTINGS_FILE not in strangers:
         raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
     with ExitStack() as stack:
         try:
@@ -61,46 +64,81 @@ def run_farewell(folder: Path) -> AbstractContextManager[None]:
     return farewell(words)
 
 
-def prepare_folder(folder: Path, settings: TrainSettings) -> None:
-    """Note the settings of a new run in its folder, or check that the run in it has the same ones."""
-    file = folder / SETTINGS_FILE
-    for name in (SETTINGS_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BEST_FILE, BUNDLE_FOLDER):
+def prepare_folder(folder: Path, settings: TrainSettings, asked: dict[str, Any] | None = None) -> None:
+    """Note the settings of a new run in its folder, or check that the run in it has the same ones.
+
+    asked  what the run was asked for with, see asked_for; it is kept beside the settings
+    """
+    for name in (SETTINGS_FILE, ASKED_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BEST_FILE, PLAN_FILE, BUNDLE_FOLDER):
         remove_unfinished(folder, name)
     wanted = json.loads(json.dumps(to_plain(settings)))
-    if file.exists():
-        try:
-            # Of a run from before a setting existed, that setting has its default.
-            found = json.loads(json.dumps(to_plain(from_plain(TrainSettings, json.loads(file.read_text())))))
-        except (ValueError, BadSetting):
-            raise BadRun(f"{file} is damaged. Start in another folder.") from None
-        # Stages may be added to a run; the checkpoint knows which ones are done. Nothing learnt yet: any settings will do.
-        # How a stage goes that the run did not have so far is not decided yet.
-        used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # it aims as stage II does
-        free = {"stages", "rounds", "rivals", *STAGES} - used
-        kept, asked = ({k: v for k, v in t.items() if k not in free} for t in (found, wanted))
-        different = list(differences(kept, asked))
-        if different and (folder / CHECKPOINT_FILE).exists():
-            if found["network"]["classes"] != wanted["network"]["classes"]:
-                now = classes_of(settings.data.source, settings.network.frames)
-                different = [*class_differences(classes_of_run(folder), now), *different]
-            raise BadRun(
-                f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
-            )
-        if found != wanted:
-            write_run_file(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
-        return
-    write_run_file(file, lambda stream: stream.write(json.dumps(wanted, indent=1).encode()))
+    found = None
+    if (folder / SETTINGS_FILE).exists():
+        # Of a run from before a setting existed, that setting has its default.
+        found = json.loads(json.dumps(to_plain(settings_of(folder))))
+        if (folder / CHECKPOINT_FILE).exists():  # nothing learnt yet: any settings will do
+            _check_same(folder, settings, found, wanted)
+    # First, so that several processes that choose a folder at the same time choose this one.
+    if asked is not None and (found != wanted or not (folder / ASKED_FILE).exists()):
+        _write_table(folder / ASKED_FILE, asked)
+    if found != wanted:
+        _write_table(folder / SETTINGS_FILE, wanted)
+
+
+def _check_same(folder: Path, settings: TrainSettings, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse other settings than those of the run; stages may be added, and the checkpoint knows which ones are done."""
+    # How a stage goes that the run did not have so far is not decided yet.
+    used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # it aims as stage II does
+    free = {"stages", "rounds", "rivals", "checkpoint_minutes", *STAGES} - used
+    kept, asked = ({k: v for k, v in _comparable(t).items() if k not in free} for t in (found, wanted))
+    different = list(differences(kept, asked))
+    if different:
+        if found["network"]["classes"] != wanted["network"]["classes"]:
+            now = classes_of(settings.data.source, settings.network.frames)
+            different = [*class_differences(classes_of_run(folder), now), *different]
+        raise BadRun(
+            f"the run in {folder} has other settings: {'; '.join(different[:6])}. Use the same settings, or another folder."
+        )
+
+
+def alike(one: TrainSettings, other: TrainSettings) -> bool:
+    """Two runs with these settings learn the same."""
+    return _comparable(to_plain(one)) == _comparable(to_plain(other))
+
+
+def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
+    """Settings without what changes nothing, and with one way to write where the data is."""
+    data = {name: value for name, value in plain["data"].items() if name != "workers"}
+    source = data["source"]
+    return {**plain, "data": {**data, "source": source if source in WORLDS else os.path.realpath(source)}}
 
 
 def settings_of(folder: Path) -> TrainSettings:
     """The settings of the run in a folder."""
     file = folder / SETTINGS_FILE
+    if not file.exists():
+        raise BadRun(f"{folder} holds no run: there is no {file.name}.")
     try:
-        return from_plain(TrainSettings, json.loads(file.read_text()))
-    except OSError as error:
-        raise BadRun(f"{folder} holds no run: {file.name} cannot be read ({error.strerror or error}).") from None
-    except (ValueError, BadSetting):
-        raise BadRun(f"{file} is damaged.") from None
+        return from_plain(TrainSettings, read_table(file), "")
+    except BadSetting as error:
+        raise BadRun(f"{file} is damaged: {error} Start in another folder.") from None
+
+
+def read_table(file: Path) -> dict[str, Any]:
+    """A table of a run out of its JSON file."""
+    try:
+        if not file.is_file() or file.stat().st_size > _MOST_TABLE_BYTES:
+            raise ValueError("it is too large, or no file")
+        table = json.loads(file.read_bytes().decode("utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is no table")
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRun(f"{file} is damaged ({error}). Start in another folder.") from None
+    return table
+
+
+def _write_table(file: Path, table: dict[str, Any]) -> None:
+    write_run_file(file, lambda stream: stream.write(json.dumps(table, indent=1).encode()))
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:

@@ -1,0 +1,140 @@
+"""A run in several processes of this machine: started, interrupted and ended together, with one sentence for a mistake."""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.interrupts import EXIT_CODE, LAUNCHED, Interrupted, let_through, write_past_buffers
+from glancefocus.training.run import threads_per_process
+from glancefocus.training.run_folder import locked, prepare_folder, run_farewell
+from glancefocus.training.settings import TrainSettings
+from glancefocus.training.trackers import NONE
+
+_POLL_S = 0.1
+_GRACE_S = 5.0  # for processes to end by themselves once one of them has failed
+_PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
+
+
+def run_in_processes(
+    settings: TrainSettings,
+    folder: Path,
+    processes: int,
+    *,
+    asked: dict[str, Any] | None,
+    as_json: bool,
+    track: Sequence[str] = (),
+) -> None:
+    """Train in so many processes; the first of them prints what there is to say."""
+    if not 1 <= processes <= settings.batch_size:
+        raise BadSetting(
+            f"processes must be at least 1 and at most the batch size ({settings.batch_size}), but got {processes}."
+        )
+    with locked(folder):
+        prepare_folder(folder, settings, asked)
+    words = ["train-process", str(folder), "--track", ",".join(track) or NONE, *(["--json"] if as_json else [])]
+    with run_farewell(folder), _started(words, processes) as (running, mistakes):
+        _wait(running, mistakes)
+
+
+@contextlib.contextmanager
+def _started(words: list[str], processes: int) -> Iterator[tuple[list["subprocess.Popen[bytes]"], int]]:
+    """The processes, and where they write their mistakes; when the block ends, they have ended, too."""
+    mistakes, write_end = os.pipe()
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        LAUNCHED: str(write_end),
+    }
+    shared.setdefault("OMP_NUM_THREADS", str(threads_per_process(processes)))
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            # A session of its own: Ctrl-C reaches it through this process, once.
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "glancefocus", *words],
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    pass_fds=(write_end,),
+                    start_new_session=True,
+                )
+            )
+        os.close(write_end)
+        yield running, mistakes
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        os.close(mistakes)
+
+
+def _wait(running: list["subprocess.Popen[bytes]"], mistakes: int) -> None:
+    """Until all have ended well; a mistake, a failure or an interruption of one ends all."""
+    try:
+        with let_through():
+            while any(process.poll() is None for process in running):
+                if select.select([mistakes], [], [], _POLL_S)[0] and (sentence := os.read(mistakes, 65536)):
+                    raise BadRun(sentence.decode(errors="replace").strip())
+                failed = [process.returncode for process in running if process.poll() not in (None, 0)]
+                if failed:
+                    _end(running)
+                    _say_failure(failed[0])
+    except Interrupted:
+        write_past_buffers("gf: stopping when this step is saved. Ctrl-C again stops at once.")
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        for process in running:
+            process.wait()  # it saves; a second signal ends this process, and with it them
+        raise
+    failed = [process.returncode for process in running if process.returncode != 0]
+    if failed:
+        _say_failure(failed[0])
+
+
+def _end(running: list["subprocess.Popen[bytes]"]) -> None:
+    """The others wait for one that has ended, and would complain of it at length."""
+    until = time.monotonic() + _GRACE_S
+    while any(process.poll() is None for process in running) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+
+
+def _say_failure(code: int) -> None:
+    if code == EXIT_CODE:
+        raise Interrupted
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " Maybe there was not enough memory." if name == "SIGKILL" else ""
+        raise BadRun(f"a process of the run was ended by {name}.{hint} The last checkpoint is kept.")
+    sys.exit(code)  # it has shown what went wrong
+
+
+def end_with_parent() -> None:
+    """This process gets SIGTERM, and saves itself, when the one that started it ends."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
