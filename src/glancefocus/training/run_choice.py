@@ -28,6 +28,7 @@ _SAME_RUN = (
     "processes",
     "workers",
     "track",
+    "rivals",
     "json",
 )  # options that change nothing in what is learnt
 
