@@ -175,7 +175,7 @@ def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPat
 
     def row(runtime: str, ms: float, quotient: float, light: bool = False) -> dict[str, Any]:
         timing = Timing(
-            runtime, 64, 2, 4 * ms, ms, 4.0, 4.0, quotient, 3 * ms, 5 * ms, ms, ms, light, 3, [1, 1], [ms, ms]
+            runtime, 64, 2, 4 * ms, ms, 4.0, 4.0, quotient, 3 * ms, 5 * ms, ms, ms, light, [1, 1], [ms, ms]
         )
         shares = {"encoder_and_classifier": 0.9, "policy": 0.04, "crop": 0.03, "resize": 0.02, "python": 0.01}
         return {"network": "gf-resnet50-96", **timing.to_plain(), "shares": shares}

@@ -140,11 +140,14 @@ def children_without_signals() -> Iterator[None]:
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # started in the block, it would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Another thread of ours may still take the signal, and Python then handles it in this one: a child whose start is interrupted
+    # complains at length, so the signal waits until the child has started.
+    with held():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ended(code: int) -> None:
