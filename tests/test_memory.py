@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from glancefocus import memory
-from glancefocus.memory import available_bytes, keep_freed_memory
+from glancefocus.memory import available_bytes, is_out_of_memory, keep_freed_memory
 
 ASK_TWICE = """
 import glancefocus.memory as memory
@@ -76,3 +77,11 @@ print(available_bytes())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert 0 < int(done.stdout) < 4 << 30
+
+
+def test_memory_that_ran_out_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 48, dtype=torch.uint8)
+    assert is_out_of_memory(error.value)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))

@@ -34,6 +34,17 @@ def available_bytes() -> int:
     return max(0, min(free, *_allowed_by_cgroups(), *_allowed_by_ulimit()))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's own, torch's on a CPU, or that of a GPU."""
+    said = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in said
+        or "not enough memory" in said
+    )
+
+
 def _allowed_by_cgroups(root: Path = Path("/")) -> Iterator[int]:
     """What is left of the limit of every cgroup that this process is in, its parents included."""
     try:

@@ -1,5 +1,6 @@
 """Data out of folders, CSV files and the built-in world; and every way in which it can be wrong."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_
 from glancefocus.data.holding_out import hold_out
 from glancefocus.data.signs import SignsSettings
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
-from glancefocus.errors import BadData, BadSetting, UnknownName
+from glancefocus.errors import BadData, BadImage, BadSetting, UnknownName
 from glancefocus.settings import ViewSettings
 
 VIEW = ViewSettings(height_px=16, width_px=16)
@@ -224,3 +225,27 @@ def test_scenes_of_a_world_are_shifted_in_training_small_ones_by_less(
     small = open_small(settings, view, 96, (5, 5), None, 1).train
     assert isinstance(small, MemorySplit)
     assert small.shift_px == 6
+
+
+@pytest.mark.parametrize("place", ["cat", "cat/deeper"])
+def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(tmp_path, {"cat": 4, "cat/deeper": 2, "dog": 4})
+    scandir = os.scandir
+
+    def refusing(path: str | Path) -> object:  # whoever runs the tests may be allowed to read everything
+        if Path(path) == tmp_path / place:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(
+        BadImage, match=f"the folder .*{place} cannot be read: Permission denied. Check its permissions"
+    ):
+        opened(tmp_path)
+
+
+def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:
+    data = opened(pictures(tmp_path, {"cat": 4, "dog": 4, "eel": 0}))
+    assert data.remarks == ["no training images of the class 'eel': nothing can be learnt about it."]

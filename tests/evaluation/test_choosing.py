@@ -8,8 +8,11 @@ import pytest
 from PIL import Image
 
 from glancefocus.bundle import Bundle
+from glancefocus.data.datasets import DataSettings
+from glancefocus.data.signs import CLASSES, SignsSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.evaluation.choosing import Records, choose_images, looks_folder
+from glancefocus.evaluation.choosing import Records, choose_images, choosing_and_measuring, looks_folder
+from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]
 
@@ -154,3 +157,47 @@ def test_records_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bundle").mkdir()
     monkeypatch.chdir(tmp_path / "bundle")
     assert looks_folder(Path(".")) == tmp_path / "bundle-looks"
+
+
+def test_everything_may_be_measured_and_training_scenes_of_a_world_are_said(
+    small_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path))
+    view = {"fit": "whole", "height_px": 96, "width_px": 96}
+    data = DataSettings("signs", workers=0, scenes=(7, 6, 5), signs=SignsSettings(height=96, width=96))
+    bundle = small_bundle(classes=5, view=view, notes={"data_settings": to_plain(data)})
+    bundle.classes = CLASSES
+    records = Records(bundle, "signs", tmp_path / "looks")
+    assert records.to_measure() == "test"
+    assert records.remarks("test") == []
+    assert records.remarks("train")[0].startswith("these 7 images trained this network: it has learnt them")
+    assert records.remarks("all")[0].startswith("7 of these 18 images trained this network")
+    record = records.of(records.to_measure("all"))
+    parts = [records.of(name) for name in ("train", "val", "test")]
+    assert record.label.tolist() == [label for part in parts for label in part.label.tolist()]
+    assert np.allclose(record.confidence, np.concatenate([part.confidence for part in parts]), atol=1e-5)
+    assert not any(records.chose(name) for name in ("val", "test", "all"))
+    bundle.notes["thresholds_data"] = records.of("val").about.data
+    assert [records.chose(name) for name in ("val", "test", "all", "train")] == [True, False, True, False]
+
+
+def test_a_bundle_that_does_not_know_what_trained_it_says_so(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    source = pictures(tmp_path / "pets", {"cat": 4})
+    imported, older = small_bundle(), small_bundle(notes={"data_settings": to_plain(DataSettings(source))})
+    assert Records(imported, source, tmp_path / "looks").remarks("all") == []
+    (remark,) = Records(older, source, tmp_path / "looks").remarks("all")
+    assert remark.startswith("this bundle does not say which images trained it, so some of these may have")
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "second"),
+    [("val", "val", "test"), ("test", "test", None), ("all", "all", None), ("train", "train", "test")],
+)
+def test_the_split_that_chooses_may_be_named(
+    split: str, first: str, second: str | None, bundle: Bundle, tmp_path: Path
+) -> None:
+    source = pictures(tmp_path / "pets", {"train/cat": 3, "val/cat": 2, "test/cat": 4})
+    records = Records(bundle, source, tmp_path / "looks")
+    assert choosing_and_measuring(records, "held-out", split) == (first, second)
+    with pytest.raises(BadData, match="has no split 'test', only val"):
+        Records(bundle, pictures(tmp_path / "other", {"val/cat": 2}), tmp_path / "looks").to_measure("test")

@@ -75,6 +75,19 @@ def test_without_a_backbone_it_says_why_there_is_no_verdict(small_bundle: MakeBu
     assert "No verdict" in verdict_section(given.to_plain())
 
 
+def test_clips_are_judged_like_images(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    bundle = small_bundle(frames=2)
+    clips = torch.randint(0, 256, (6, 2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = MemorySplit(clips, torch.arange(6) % 3, bundle.settings.view)
+    record = record_looks(bundle, split, tmp_path / "looks", source="noise", name="val")
+    file = tmp_path / "backbone.safetensors"
+    safetensors.torch.save_file(bundle.net.focus_encoder.backbone.state_dict(), file)
+    given = judge(bundle, record, split, Weights(file, {}), tmp_path / "looks")
+    assert [point["px"] for point in given.points][:2] == [[[64, 64]], [[56, 56]]]
+    assert given.points[0]["mean_macs"] == bundle.costs.backbone_macs  # of all frames
+    assert given.points[-1]["mean_ms"] > 0
+
+
 def member(side: int, right: float, sure: float, macs: float, kind: str = "resized") -> Member:
     """A backbone that is right on this share of 100 images, and sure of exactly those that it is right on, but for some."""
     correct = np.arange(100) < 100 * right

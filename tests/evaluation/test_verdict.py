@@ -1,5 +1,7 @@
 """The verdict on hand-made tables, where the answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -47,6 +49,14 @@ def test_it_is_worth_it_where_the_gain_at_equal_cost_is_above_zero_for_certain()
     assert given.instead is None
     assert given.sentence.startswith("Worth it here: glancefocus has 90.0 % (88 to 92) with 130M multiply-adds")
     assert "backbone at 128 px" in given.sentence
+
+
+def test_more_time_in_spite_of_fewer_multiply_adds_is_said() -> None:
+    ours = replace(answers(right_on(900), 130e6, "glancefocus"), ms=12.0)
+    rival = answers(right_on(800), 130e6, "backbone at 128 px")
+    said = "; but on this device it takes 12.0 ms an image, the backbone at 128 px 8.0 ms."
+    assert verdict(ours, replace(rival, ms=8.0)).sentence.endswith(said)
+    assert "ms" not in verdict(ours, replace(rival, ms=11.5)).sentence
 
 
 def test_it_is_not_worth_it_where_resizing_is_better_and_the_sentence_says_what_to_use() -> None:

@@ -1,6 +1,7 @@
 """What a run will take is known before it starts, and measuring it changes nothing."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from accelerate import Accelerator
 from glancefocus.data.datasets import Data, open_data
 from glancefocus.errors import BadRun
 from glancefocus.network.assemble import build
+from glancefocus.settings import to_plain
 from glancefocus.training import plan as plan_module
+from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
 from glancefocus.training.memory_need import bytes_per_image, training_bytes
-from glancefocus.training.plan import Plan, StagePlan, measure_plan, parts_that_fit
+from glancefocus.training.plan import Plan, StagePlan, measure_plan, parts_that_fit, stored_plan
 from glancefocus.training.plan_words import duration, plan_words
+from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
@@ -27,9 +31,16 @@ def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
     return tiny_settings(stages=["backbone", "glance", "recognise", "aim", "finetune"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The scenes are drawn once for all runs of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
-def data(settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
-    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
+def data(settings: TrainSettings) -> Data:
     return open_data(settings.data, settings.network.view)
 
 
@@ -103,3 +114,53 @@ def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: 
     assert "about 3.0 GB" in lines["memory"]
     assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, measuring the result 6 s)" in lines["time"]
     assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
+
+
+def test_the_time_left_follows_how_fast_it_really_goes() -> None:
+    left = TimeLeft(1000.0)
+    left.reach(100.0, now=50.0)  # a run that goes on: nothing was measured yet
+    assert left.seconds == 900
+    left.reach(
+        160.0, now=50.0 + 240.0
+    )  # 60 expected seconds took 240, so with the first minute of the plan 300 for 120
+    assert left.seconds == 840 * 300 / 120
+    left.reach(1000.0, now=5000.0)
+    assert left.seconds == 0
+
+
+def test_a_run_that_goes_on_keeps_its_plan(settings: TrainSettings, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    short = replace(settings, stages=("backbone", "aim"), backbone=replace(settings.backbone, epochs=2))
+    short = replace(short, aim=replace(settings.aim, epochs=1))
+    assert stored_plan(file, short) is None
+    file.write_text(json.dumps(to_plain(PLAN)))
+    assert stored_plan(file, short) == PLAN
+    assert stored_plan(file, settings) is None  # of other stages
+    for damaged in ("", "[1", "{}", '{"stages": 3}', json.dumps({**to_plain(PLAN), "parts": 0})):
+        file.write_text(damaged)
+        assert stored_plan(file, short) is None
+
+
+def test_the_command_says_the_plan_and_the_time_left(
+    tiny_settings: Callable[..., TrainSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_settings(stages=["backbone", "glance"]), tmp_path / "run", planned=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("data ", "time ", "memory "))] == [
+        "data",
+        "memory",
+        "time",
+    ]
+    assert sum(" left" in line for line in lines if line.startswith(("backbone", "glance"))) == 2
+    assert (tmp_path / "run" / "plan.json").exists()
+
+
+def test_measuring_changes_nothing_of_what_is_learnt(
+    tiny_settings: Callable[..., TrainSettings], tmp_path: Path
+) -> None:
+    settings = tiny_settings(stages=["backbone", "recognise", "aim"])
+    one, other = (
+        train(settings, tmp_path / str(planned), quiet=True, planned=planned).net.state_dict()
+        for planned in (False, True)
+    )
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -46,6 +46,7 @@ def test_before_anything_is_learnt_data_may_change(tmp_path: Path) -> None:
         (record({n: Content(8, c.digest) for n, c in FILES.items()}), "8 files changed (cat/0.png, cat/1.png, cat/2.png, ...)"),
         (record({**FILES, "cat/7.png": OTHER, "dog/7.png": OTHER}), "2 files are new (cat/7.png, dog/7.png)"),
         (record({n: c for n, c in FILES.items() if n != "cat/0.png"}), "1 file is gone (cat/0.png)"),
+        (record({f"{n}x": c for n, c in FILES.items()}), "8 files have another name (cat/0.pngx, cat/1.pngx, cat/2.pngx, ...)"),
         (record(split="val"), "8 files went to another split (cat/0.png, cat/1.png, cat/2.png, ...)"),
         (record(classes=("dog", "cat")), "the classes have another order: class 0 was 'cat' and is 'dog'"),
     ],

@@ -90,22 +90,23 @@ def set_budget(
         if asked.calibrate:
             bundle.temperatures = _temperatures(records, asked)
         choice = choose_images(records, asked.on, split=asked.split, in_halves=asked.calibrate)
-        tell_bad_files(records.bad_files)
-        remarks = records.remarks(choice.split)
-        for remark in remarks:
-            notice(remark)
-        if asked.ms is not None:
-            keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
-            bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
-        choosing, measuring = _tables(bundle, choice, asked.unit)
-        check_table(choosing)
-        found = within_budget(choosing, asked.budget, measuring=measuring, solver=asked.solver)
-        curve = solve_curve(replace(choosing, unit="macs"), solver=asked.solver)
-        result = _result(bundle, choice, asked, found)
-        if asked.curve:
-            result["curve"] = _measured_curve(choosing, measuring, curve, asked.solver)
+        if asked.save:
+            records.remember_choosing(choice.split)
+    tell_bad_files(records.bad_files)
+    remarks = records.remarks(choice.split)
+    for remark in remarks:
+        notice(remark)
+    if asked.ms is not None:
+        keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
+        bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
+    choosing, measuring = _tables(bundle, choice, asked.unit)
+    check_table(choosing)
+    found = within_budget(choosing, asked.budget, measuring=measuring, solver=asked.solver)
+    curve = solve_curve(replace(choosing, unit="macs"), solver=asked.solver)
+    result = _result(bundle, choice, asked, found)
+    if asked.curve:
+        result["curve"] = _measured_curve(choosing, measuring, curve, asked.solver)
     if asked.save:
-        records.remember_choosing(choice.split)
         _store(bundle, folder, choice, asked, found.thresholds, curve)
     result |= {"stored": asked.save, "remarks": remarks}
     if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from glancefocus.bundle import Bundle
-from glancefocus.commands.printing import notice, output, say
+from glancefocus.commands.printing import notice, output, print_verdict, say
 from glancefocus.data.datasets import open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadData
@@ -30,15 +30,17 @@ def run_demo(folder: Path, *, seed: int, as_json: bool) -> None:
     started = time.monotonic()
     settings = train_settings("signs", changes={"seed": seed})
     with run_farewell(folder / "run"):
-        bundle = train(settings, folder / "run", quiet=as_json)
+        bundle = train(settings, folder / "run", quiet=as_json, planned=True)
         comparison = report_run(bundle, settings, folder / "run", folder / "report.html")
-        seconds = time.monotonic() - started
-        result = json.dumps({**comparison.to_plain(), "seconds": round(seconds, 1)})
+        seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
+        result = json.dumps({**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)})
         write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
     if as_json:
         print(result)  # noqa: T201
         return
     print_comparison(comparison)
+    if verdict is not None:
+        print_verdict(verdict)
     notice(f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser.")
 
 

@@ -1,16 +1,18 @@
 """`gf train`: from words to a run, in one process or several."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from glancefocus.commands.printing import print_verdict, say
-from glancefocus.errors import BadSetting
-from glancefocus.memory import keep_freed_memory
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.run import threads_per_process, train
 from glancefocus.training.run_folder import BUNDLE_FOLDER, locked, prepare_folder, run_farewell
 from glancefocus.training.settings import TrainSettings
@@ -19,8 +21,8 @@ from glancefocus.training.settings import TrainSettings
 def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> None:
     """Train, and say what came of it and how to ask it."""
     keep_freed_memory()
-    with run_farewell(folder):
-        bundle = train(settings, folder, quiet=as_json)
+    with run_farewell(folder), _memory_errors(settings):
+        bundle = train(settings, folder, quiet=as_json, planned=True)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     accuracy = bundle.notes["validation_accuracy_per_look"]
@@ -38,6 +40,21 @@ def run_training(settings: TrainSettings, folder: Path, *, as_json: bool) -> Non
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
         f"ask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )
+
+
+@contextlib.contextmanager
+def _memory_errors(settings: TrainSettings) -> Iterator[None]:
+    """Memory that ran out in spite of the plan is a sentence, too."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadRun(
+            f"there is not enough memory for batches of {settings.batch_size} images of {settings.network.view.height_px}x"
+            f"{settings.network.view.width_px} px. The last checkpoint is kept. Compute batches in more parts "
+            f"(--accumulation {2 * settings.accumulation}), or free some memory, and start again in another folder."
+        ) from None
 
 
 def run_in_processes(arguments: list[str], processes: int, settings: TrainSettings, folder: Path) -> None:

@@ -59,7 +59,8 @@ def train(
     ----------
     data
         A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
-        they are published; or a built-in world, signs or (of clips) gestures.
+        they are published; or a built-in world, signs or (of clips) gestures. Where there is no val/, some images of each class are
+        held out: a fifth, of small sets more (100 images, at most a third), or --set data.val_share=0.3.
     output
         The run's folder; runs/NAME when left out.
     quick
@@ -105,7 +106,7 @@ def train(
     in_memory
         View all images once and hold them in memory.
     check_files
-        Read every file once before training, and skip bad ones.
+        Read every file once before training, and skip bad ones. Without it they are only hashed.
     max_bad_files
         So many unreadable files are listed and skipped; one more stops.
     scenes

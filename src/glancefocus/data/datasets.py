@@ -232,7 +232,7 @@ def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> 
 def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
     """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file, which are all for training."""
     rows, classes = read_labelled_folder(path, medium)
-    if (path / "train").is_dir():
+    if "train" in _folders(path):
         classes = _class_folders(path / "train")
     else:
         rows = [("train", file, label) for _, file, label in rows]
@@ -243,7 +243,8 @@ def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tupl
 
 def read_labelled_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
     """train/CLASS/file, val/CLASS/file and test/CLASS/file as far as they are there; or CLASS/file, the split `all`."""
-    names = [name for name in ("train", "val", "test") if (path / name).is_dir()]
+    folders = _folders(path)
+    names = [name for name in ("train", "val", "test") if name in folders]
     if not names:
         classes = _class_folders(path)
         return [("all", file, label) for file, label in _files_of(path, classes, medium)], classes
@@ -288,11 +289,16 @@ def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(what, done, total)
 
 
-def _class_folders(path: Path) -> tuple[str, ...]:
+def _folders(path: Path) -> tuple[str, ...]:
+    """The folders in a folder that are not hidden, sorted."""
     try:
-        classes = tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+        return tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
     except OSError as error:
         raise BadData(f"the folder {path} cannot be read: {error.strerror or error}. Check its permissions.") from None
+
+
+def _class_folders(path: Path) -> tuple[str, ...]:
+    classes = _folders(path)
     if not classes:
         raise BadData(f"{path} has no class folders. Put the images of each class into a folder named like it.")
     return classes

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.bundle import Bundle
-from glancefocus.data.content import content_of
+from glancefocus.data.checking import check_files
 from glancefocus.data.datasets import DataSettings
 from glancefocus.data.joined_splits import JoinedSplit
 from glancefocus.data.labelled import WHOLE, Labelled, open_labelled, world_settings
+from glancefocus.data.media import medium_of
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
-from glancefocus.data.splits import FileSplit, Split
+from glancefocus.data.splits import FileSplit, Row, Split
 from glancefocus.data.worlds import WORLDS
 from glancefocus.early_exit.look_record import ABOUT_FILE, LookRecord
 from glancefocus.errors import BadData, BadSetting
@@ -184,14 +185,20 @@ class Records:
             record = SplitRecord.of(self.source, self.bundle.classes, [], val_share=None, seed=0)
         contents = self.labelled.contents
         was = {file: record.split_of(contents.get(file)) for file in split.files}
-        others = [
-            ("train", file, label)
+        others: list[Row] = [
+            (CHOOSING, file, label)
             for file, label in zip(split.files, split.labels.tolist(), strict=True)
             if was[file] in (None, CHOOSING)
         ]
-        hashes = [contents.get(file) or content_of(file) for _, file, _ in others]
+        added = []
+        if others:
+            medium, all_bad = medium_of(self.bundle.settings.frames), len(others)
+            hashed = check_files(
+                others, medium, read=False, hashed=lambda size: True, max_bad_files=all_bad, progress=self.progress
+            )
+            hashes = [content for content in hashed.contents if content is not None]
+            added = recorded_files(hashed.rows, hashes, Path(self.source))
         chosen_by = sorted({then for then in was.values() if then is not None and then != CHOOSING})
-        added = recorded_files(others, hashes, Path(self.source))
         self.bundle.split = record.with_choosing([*chosen_by, *([CHOOSING] if added else [])], added)
 
 

@@ -168,6 +168,7 @@ def _sections(title: str, findings: Findings, drawn: dict[str, str]) -> list[str
         return f'<div class="figures">{"".join(shown)}</div>'
 
     sections = [f"<h1>{html.escape(title)}</h1>", _overview(findings)]
+    sections += [f"<p>{html.escape(remark)}</p>" for remark in findings.remarks]
     if findings.verdict is not None:
         sections.append(verdict_section(findings.verdict, figures("rivals")))
     if findings.aims is not None:

@@ -18,6 +18,8 @@ Kind = Literal["backbone", "resized", "tuned", "cascade", "glancefocus"]
 
 LEAST_GAIN = 0.01
 """A gain in accuracy below this does not pay for a second network and a policy: resizing is simpler."""
+SLOWER = 1.1
+"""Times as long as a rival of the same cost: that is said."""
 Z_95 = 1.959964
 Z_POWER = 0.841621
 """With this much more than the 95 % interval needs, 4 of 5 samples of that size decide."""
@@ -218,7 +220,7 @@ def sentence(
     if outcome == "worth it":
         return (
             f"Worth it here: {own}, resizing {at_cost} (nearest: the {instead.name}, {macs_words(instead.mean_macs)}): "
-            f"{mean:.1f} points more ({low:.1f} to {high:.1f})."
+            f"{mean:.1f} points more ({low:.1f} to {high:.1f}){_slower(ours, instead)}."
         )
     if outcome == "cannot be told":
         return (
@@ -234,6 +236,13 @@ def sentence(
         f"multiply-adds, {own.replace(' has', '', 1).replace(' multiply-adds', '')}, {less if mean < 0 else more} "
         f"than resizing at that cost. Use the {instead.name}."
     )
+
+
+def _slower(ours: Answers, other: Answers) -> str:
+    """A remark where fewer multiply-adds do not mean less time."""
+    if ours.ms is None or other.ms is None or ours.ms <= SLOWER * other.ms:
+        return ""
+    return f"; but on this device it takes {ours.ms:.1f} ms an image, the {other.name} {other.ms:.1f} ms"
 
 
 def accuracy_words(answers: Answers) -> str:

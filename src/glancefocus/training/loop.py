@@ -31,6 +31,7 @@ from glancefocus.training.checkpoint import (
 )
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
+from glancefocus.training.plan import Plan
 from glancefocus.training.run_folder import BACKBONE_FILE, BEST_FILE, CHECKPOINT_FILE
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, check_finite, what_to_lower
 from glancefocus.training.stage1_recognise import RecogniseStage
@@ -58,15 +59,24 @@ def build_stage(name: str, workshop: Workshop) -> Stage:
 class TrainingLoop:
     """The stages of a run in one process.
 
+    expected    how long everything takes; None: it was not measured
     steps_done  of the epoch that is running
     """
 
-    def __init__(self, workshop: Workshop, folder: Path, journal: Journal, plan: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        workshop: Workshop,
+        folder: Path,
+        journal: Journal,
+        plan: list[str] | None = None,
+        expected: Plan | None = None,
+    ) -> None:
         """plan: the stages; None: those of the settings."""
         self.workshop = workshop
         self.folder = folder
         self.journal = journal
         self.plan = workshop.settings.plan() if plan is None else plan
+        self.expected = expected
         self.saved_at = time.monotonic()
         self.best_accuracy = -1.0
         self.steps_done = 0
@@ -182,6 +192,7 @@ class TrainingLoop:
                 f"{error} in the stage {stage.name}: its learning rate is too high for this data. The last good checkpoint is "
                 f"kept. {what_to_lower(stage.name, self.workshop.settings)} and start again in another folder."
             ) from None
+        self._reach(index, epoch + 1)
         self.journal.epoch(row, self.plan[:index].count(stage.name) * stage.epochs + epoch + 1)
         self._keep_best(row["val_accuracy"])
         self._save(index, stage, epoch + 1, 0, {})
@@ -214,6 +225,7 @@ class TrainingLoop:
             _add(sums, numbers)
             self.steps_done = step + 1
             self.journal.step(numbers, seen / (time.monotonic() - started))
+            self._reach(index, epoch, step + 1)
             self._stop_together()
             if self._due() and step + 1 < len(order):
                 self._save(index, stage, epoch, step + 1, sums)
@@ -227,6 +239,10 @@ class TrainingLoop:
             **_averages(sums, max(1, len(order))),
             "images_per_s": round(seen / max(1e-9, time.monotonic() - started), 1),
         }
+
+    def _reach(self, index: int, epoch: int, step: int = 0) -> None:
+        if self.expected is not None:
+            self.journal.reach(self.expected.done_s(index, epoch, step))
 
     def _stop_together(self) -> None:
         """Several processes stop at the same step: one that left earlier would keep the others waiting."""

@@ -1,10 +1,12 @@
 """What a run will take, worked out before it starts: time measured on a few batches of every stage, and memory."""
 
 import copy
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ import torch
 from glancefocus.data.datasets import Data
 from glancefocus.data.held_pictures import HeldPictures
 from glancefocus.data.splits import FileSplit, MemorySplit, Split, scene_batches
-from glancefocus.errors import BadRun
+from glancefocus.errors import BadRun, BadSetting
 from glancefocus.memory import available_bytes
+from glancefocus.settings import from_plain
 from glancefocus.training.memory_need import PROCESS_BYTES, training_bytes
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, Stage, Workshop
@@ -69,9 +72,25 @@ class Plan:
         return before + epoch * stage.epoch_s + step * stage.update_s
 
 
-def parts_that_fit(settings: TrainSettings, data: Data) -> tuple[int, int]:
-    """(parts in which a batch is computed, bytes at the peak); refuses what does not fit in any number of parts."""
+def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
+    """The plan that a run started with; None where there is none, or one of other stages."""
+    try:
+        plan = from_plain(Plan, json.loads(file.read_text(encoding="utf-8")), file.name)
+    except (OSError, ValueError, RecursionError, BadSetting):  # it is only a forecast: a damaged one is made again
+        return None
+    stages = [(stage.name, stage.epochs) for stage in plan.stages]
+    same = stages == [(name, getattr(settings, name).epochs) for name in settings.plan()]
+    return plan if same and settings.accumulation <= plan.parts <= settings.batch_size else None
+
+
+def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | None = None) -> tuple[int, int]:
+    """(parts in which a batch is computed, bytes at the peak); refuses what does not fit in any number of parts.
+
+    device  None: the CPU. The memory of other devices is not looked at: a batch has there as many parts as the settings say.
+    """
     held = _held_bytes(data)
+    if device is not None and device.type != "cpu":
+        return settings.accumulation, training_bytes(settings, held)
     # What is held is in this process already, and so is the program.
     free = available_bytes() + PROCESS_BYTES + held
     parts = settings.accumulation

@@ -6,6 +6,7 @@ number. So a checkpoint needs no state of generators, and a resumed run repeats 
 
 import contextlib
 import functools
+import json
 import os
 import time
 from dataclasses import replace
@@ -25,13 +26,17 @@ from glancefocus.network.assemble import build, load_encoders
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.settings import to_plain
 from glancefocus.training.backbones import tune_rivals
+from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.finish import finish_bundle
 from glancefocus.training.journal import Journal
-from glancefocus.training.loop import TrainingLoop
+from glancefocus.training.loop import TrainingLoop, build_stage
+from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, stored_plan
+from glancefocus.training.plan_words import plan_words
 from glancefocus.training.run_data import keep_data
 from glancefocus.training.run_folder import (
     BUNDLE_FOLDER,
     CHECKPOINT_FILE,
+    PLAN_FILE,
     differences,
     locked,
     prepare_folder,
@@ -41,9 +46,10 @@ from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 
 
-def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bundle:
+def train(settings: TrainSettings, folder: Path, *, quiet: bool = False, planned: bool = False) -> Bundle:
     """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
 
+    planned  first work out time and memory, say them, and compute batches in parts where they would not fit
     Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
     """
     # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
@@ -58,10 +64,19 @@ def train(settings: TrainSettings, folder: Path, *, quiet: bool = False) -> Bund
                 prepare_folder(folder, settings)
             accelerator.wait_for_everyone()
             with contextlib.closing(Journal(folder, writes=main, quiet=quiet)) as journal:
-                return _train(settings, folder, accelerator, journal, quiet)
+                return _train(settings, folder, accelerator, journal, quiet=quiet, planned=planned)
 
 
-def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, journal: Journal, quiet: bool) -> Bundle:
+def _train(
+    settings: TrainSettings,
+    folder: Path,
+    accelerator: Accelerator,
+    journal: Journal,
+    *,
+    quiet: bool,
+    planned: bool,
+) -> Bundle:
+    net = _new_network(settings)  # first, so that a missing file of weights is told at once
     data = _open_data(settings, _tell(journal))
     if accelerator.is_main_process:
         keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
@@ -73,11 +88,12 @@ def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, jour
             journal.say(f"  {problem}")
     if data.odd_files:
         journal.say(f"{len(data.odd_files)} files are odd but used. The first: {data.odd_files[0]}")
-    net = _new_network(settings)
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
-    TrainingLoop(Workshop(net, data, settings, accelerator, _tell(journal)), folder, journal).run()
+    workshop = Workshop(net, data, settings, accelerator, _tell(journal))
+    plan = _planned(workshop, folder, journal) if planned else None
+    TrainingLoop(workshop, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
         tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
     if accelerator.is_main_process:
@@ -85,6 +101,24 @@ def _train(settings: TrainSettings, folder: Path, accelerator: Accelerator, jour
         bundle.save(folder / BUNDLE_FOLDER)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
+
+
+def _planned(workshop: Workshop, folder: Path, journal: Journal) -> Plan:
+    """What the run will take: said before it starts; a run that goes on keeps the plan that it started with."""
+    settings, accelerator = workshop.settings, workshop.accelerator
+    plan = stored_plan(folder / PLAN_FILE, settings)
+    if plan is None:
+        parts, peak_bytes = parts_that_fit(settings, workshop.data, accelerator.device)
+        workshop.settings = replace(settings, accumulation=parts)
+        journal.say("measuring a few batches of each stage ...")
+        plan = measure_plan(workshop, build_stage, parts, peak_bytes)
+        if accelerator.is_main_process:
+            text = json.dumps(to_plain(plan), indent=1)
+            write_run_file(folder / PLAN_FILE, lambda stream: stream.write(text.encode()))
+        journal.say(plan_words(plan, settings, workshop.data, folder, accelerator.device))
+    workshop.settings = replace(settings, accumulation=plan.parts)
+    journal.expect(plan.total_s)
+    return plan
 
 
 def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:

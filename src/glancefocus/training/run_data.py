@@ -51,8 +51,13 @@ def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
     if not labels_move:
         moved = [name for name in both if label(found, before[name]) != label(now, after[name])]
         yield from _listed("got another label", moved)
-    yield from _listed("are new", [name for name in after if name not in before])
-    yield from _listed("are gone", [name for name in before if name not in after])
+    new, gone = [name for name in after if name not in before], [name for name in before if name not in after]
+    contents_gone = {before[name].content for name in gone}
+    renamed = [name for name in new if after[name].content in contents_gone]
+    contents_renamed = {after[name].content for name in renamed}
+    yield from _listed("have another name", renamed)
+    yield from _listed("are new", [name for name in new if after[name].content not in contents_gone])
+    yield from _listed("are gone", [name for name in gone if before[name].content not in contents_renamed])
     if before.keys() == after.keys():
         moved = [name for name in both if before[name].split != after[name].split]
         yield from _listed("went to another split", moved)
@@ -82,7 +87,7 @@ def _listed(what: str, names: list[str]) -> Iterator[str]:
 
 
 def _verb(what: str, count: int) -> str:
-    return what.replace("are ", "is ") if count == 1 else what
+    return what.replace("are ", "is ").replace("have ", "has ") if count == 1 else what
 
 
 def _some(names: list[str]) -> str:

@@ -17,7 +17,7 @@ from glancefocus.training.run_data import class_differences, classes_of_run
 from glancefocus.training.settings import STAGES, TrainSettings
 
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
-BACKBONE_FILE, BEST_FILE = "backbone.safetensors", "best.safetensors"
+BACKBONE_FILE, BEST_FILE, PLAN_FILE = "backbone.safetensors", "best.safetensors", "plan.json"
 LOCK_FILE = ".lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
 
