@@ -174,9 +174,7 @@ def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPat
     speed = importlib.import_module("speed")
 
     def row(runtime: str, ms: float, quotient: float, light: bool = False) -> dict[str, Any]:
-        timing = Timing(
-            runtime, 64, 2, 4 * ms, ms, 4.0, 4.0, quotient, 3 * ms, 5 * ms, ms, ms, light, [1, 1], [ms, ms]
-        )
+        timing = Timing(runtime, 64, 2, 4 * ms, ms, 4.0, 4.0, quotient, 3 * ms, 5 * ms, ms, ms, light, [1, 1], [ms, ms])
         shares = {"encoder_and_classifier": 0.9, "policy": 0.04, "crop": 0.03, "resize": 0.02, "python": 0.01}
         return {"network": "gf-resnet50-96", **timing.to_plain(), "shares": shares}
 
@@ -217,3 +215,16 @@ def test_light_weights_are_measured_beside_float_ones(
         assert row.count(share) == bundle.settings.looks + 1
     assert f"{5 * len(bundle.classes)} test images, runtime eager" in capsys.readouterr().out
     assert len(list((tmp_path / "bundle-looks").iterdir())) == 2  # one record for each
+
+
+def test_intervals_are_measured_on_images_that_did_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    intervals = importlib.import_module("budget_intervals")
+    everything = intervals.made_up(2.5, count=3100)
+    assert everything.score.mean() > everything.correct.mean() + 0.05  # they promise more than they keep
+    rows = [intervals.measure("made up", everything, 40, share, resamplings=2) for share in (0.2, None)]
+    assert rows[0]["budget_macs"] == 1.6e8
+    assert all(row["cost_held"] in (0, 0.5, 1) and 0 < row["half_share"] < 1 for row in rows)
+    text = intervals.table_of(rows)
+    assert text.splitlines()[2].startswith("| made up | 40 | 160.0 |")
+    assert text.splitlines()[3].startswith("| made up | 40 | none |")

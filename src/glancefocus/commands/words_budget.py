@@ -107,17 +107,20 @@ def budget(
     curve
         Solve all budgets, and keep the cheapest thresholds that are as good as the best.
     solver
-        direct: the most accurate thresholds. geometric: shares that rise or fall from look to look by one factor (the released
-        code); geometric-paper: that only fall. genetic: several patch sizes. Left out: direct, or genetic.
+        For one budget, and for all with --curve. direct: the most accurate thresholds. geometric: shares that rise or fall from
+        look to look by one factor (the released code); geometric-paper: that only fall. genetic: several patch sizes. Left out:
+        direct, or genetic.
     score
         What thresholds are compared with; left out: as the bundle does.
     on
         Choose on held-out images and measure on others, or choose on training images as in the paper.
     split
-        Which images choose: train, val, test or all; where no others are held out, one half chooses and the other measures. Left
-        out: val. Images that trained the network are left out of val, test and data that it does not know.
+        Which images choose: train, val, test or all; where no others are held out, all of them choose, and each is measured with
+        thresholds that were chosen without it. Left out: val. Images that trained the network are left out of val, test and data
+        that it does not know.
     calibrate
-        First fit one temperature per look, so that confidences match accuracies.
+        First fit one temperature per look, so that confidences match accuracies. Where no others are held out, one half of the
+        images then chooses and the other half measures.
     batch_size
         Images looked at together when milliseconds are measured.
     workers

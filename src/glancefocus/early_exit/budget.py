@@ -27,6 +27,7 @@ __all__ = [
     "PAPER_RATIOS",
     "RELEASED_RATIOS",
     "SOLVERS",
+    "SPARE",
     "aim_below",
     "check_budget",
     "check_solver",
@@ -142,6 +143,8 @@ def solve_at(
 ) -> list[Thresholds]:
     """Thresholds within each budget, as `solve_within` finds them, but spending all of it where that helps at all."""
     budgets, solver = list(budgets), check_solver(table.sizes, solver)
+    for budget in budgets:
+        check_budget(table, budget)
     if solver == "direct":
         found = direct_curve(table, budgets, expected_correct(table))
     elif solver == "genetic":
