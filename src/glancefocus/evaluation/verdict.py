@@ -108,7 +108,7 @@ def decide(ours: Answers, rivals: Sequence[Answers], labels: NDArray[np.int64], 
     """Compare at equal cost, on the same images.
 
     The best mix of rivals is chosen twice: on all images, which favours the luckiest of many rivals, and for each group on
-    the others, which with few images favours glancefocus. The difference is the mean of both, its interval holds both.
+    the others, which with few images favours glancefocus. The difference is that of the first, its interval holds both.
 
     labels  (N,) of the images: always naming the most frequent one is the rival that costs nothing
     fold    (N,) groups of images
@@ -118,7 +118,7 @@ def decide(ours: Answers, rivals: Sequence[Answers], labels: NDArray[np.int64], 
     weights = best_mix(candidates, cost, np.ones(len(labels), dtype=np.bool_))
     at_cost = [_mixed(candidates, weights), _chosen_on_others(candidates, cost, fold)]
     intervals = [paired_interval(ours.right - right) for right in at_cost]
-    difference = sum(mean for mean, _, _ in intervals) / 2
+    difference = intervals[0][0]  # the one that the table of the rivals shows
     low, high = min(low for _, low, _ in intervals), max(high for _, _, high in intervals)
     rival_accuracy = ours.accuracy - difference
     outcome, instead = outcome_of(low, high), alternative(candidates, weights)
