@@ -68,7 +68,7 @@ def told_gigabytes(log: str) -> float | None:
 
 
 def evaluated(bundle: Path, data: str) -> dict[str, Any]:
-    words = [*GF, "evaluate", str(bundle), data, "--split", "all", "--no-latency", "--json"]
+    words = [*GF, "evaluate", str(bundle), data, "--no-latency", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)

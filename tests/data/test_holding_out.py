@@ -24,9 +24,11 @@ def held(found: list[Row]) -> dict[int, int]:
     ("counts", "expected"),
     [
         ((500, 500), (100, 100)),  # a fifth is 200
-        ((300, 300), (60, 60)),  # a fifth is 120
-        ((60,) * 6, (17, 17, 17, 17, 16, 16)),  # a fifth would be 72, so 100 of 360
-        ((150, 150), (50, 50)),  # 100 are exactly a third
+        ((400, 400), (80, 80)),  # a fifth is 160
+        ((80,) * 6, (25,) * 6),  # a fifth would be 96, so 150 of 480
+        ((77,) * 6, (25,) * 6),  # a fifth would be 92, so 150 of 462
+        ((225, 225), (75, 75)),  # 150 are exactly a third
+        ((60,) * 6, (20,) * 6),  # a third of 360
         ((20, 10), (7, 3)),  # a third of 30
         ((2, 1, 6), (1, 0, 2)),  # the class of one keeps it
         ((1, 1, 100), (0, 0, 33)),  # a third of 102 would be 34; a class of one gives none

@@ -77,7 +77,7 @@ def train(
     data
         A folder with train/ and val/ of class folders, or of class folders; a CSV of path,label; Something-Something or Jester as
         they are published; or a built-in world, signs or (of clips) gestures. Where there is no val/, some images of each class are
-        held out: a fifth, of small sets more (100 images, at most a third), or --set data.val_share=0.3.
+        held out: a fifth, of small sets more (150 images, at most a third), or --set data.val_share=0.3.
     output
         The run's folder. When left out it is runs/NAME; a run with other options gets runs/NAME-2, the same options go on with
         the run that has them.

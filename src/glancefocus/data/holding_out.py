@@ -12,7 +12,7 @@ from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 
 USUAL_SHARE = Fraction(1, 5)
-LEAST_IMAGES = 100
+LEAST_IMAGES = 150
 """Figures on fewer images say little, so small sets hold out more than the usual share, up to a third."""
 TOO_FEW = 3
 """A class with fewer images is split as far as possible, and said."""
@@ -21,7 +21,7 @@ TOO_FEW = 3
 def hold_out(rows: list[Row], val_share: float | None, seed: int) -> list[Row]:
     """The same rows with some of each class moved from train to val; which ones, the seed decides.
 
-    val_share  of each class; None: a fifth of all, but at least 100 images where these are at most a third of all, else a third
+    val_share  of each class; None: a fifth of all, but at least 150 images where these are at most a third of all, else a third
     Each class keeps an image for training; with two or more, at least one is held out.
     """
     if val_share is not None and not 0 < val_share < 1:
