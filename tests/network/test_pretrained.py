@@ -123,6 +123,7 @@ def test_weights_in_the_cache_are_taken_without_a_network(hub: Path) -> None:
     (folder / "snapshots" / "abc").mkdir(parents=True)
     safetensors.torch.save_file(weights, folder / "snapshots" / "abc" / "model.safetensors")
     net = gf.create(backbone="test_resnet", classes=3, glance_px=64, patch_px=64, weights="pretrained")
+    assert net.focus_encoder.backbone.fc.weight.count_nonzero() == 0  # the classes are new to it
     for encoder in (net.glance_encoder, net.focus_encoder):
         assert torch.equal(encoder.backbone.state_dict()["conv1.0.weight"], weights["conv1.0.weight"])
 

@@ -78,6 +78,7 @@ def test_a_folder_alone_is_enough(folder: str) -> None:
     assert (settings.network.classes, settings.batch_size) == (2, 4)
     assert (settings.network.view.height_px, settings.data.augment.crop) == (96, 0.5)  # twice 48 px
     assert settings.backbone.epochs == 15
+    assert settings.keep_statistics
     assert "aim" in settings.stages
 
 
@@ -85,6 +86,7 @@ def test_random_initialisation_is_asked_for_by_none(folder: str) -> None:
     settings = train_settings(folder, changes={"weights": "none"})
     assert settings.weights is None
     assert settings.backbone.epochs == 60
+    assert not settings.keep_statistics
 
 
 def test_the_papers_presets_keep_the_papers_defaults(folder: str) -> None:

@@ -256,12 +256,26 @@ def test_rates_fall_as_a_cosine_from_each_groups_own(workshop: Make) -> None:
     assert all(group["momentum"] == 0.9 and group["nesterov"] for group in optimizer.param_groups)
 
 
-def test_regnets_glance_is_answered_by_the_classifier_while_it_trains(small_net: Callable[..., GlanceFocus]) -> None:
-    net = small_net(first_answer="own_head_evaluating")
+@pytest.mark.parametrize("name", ["backbone", "glance", "recognise", "finetune", "joint"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_statistics_of_batch_norms_are_kept_where_asked_for(name: str, kept: bool, workshop: Make) -> None:
+    shop = workshop(keep_statistics=kept)
+    stage = build_stage(name, shop)
+    stage.begin()
+    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
+    updated(stage, shop)
+    changed = {name for name, value in shop.net.state_dict().items() if not torch.equal(before[name], value)}
+    assert any("running_mean" in name for name in changed) == (not kept)
+    assert any(".bn1.weight" in name for name in changed)  # its weights learn either way
+
+
+def test_regnets_glance_is_answered_by_the_classifier_while_it_trains(workshop: Make) -> None:
+    shop = workshop({"first_answer": "own_head_evaluating"})
+    net = shop.net
     vector = torch.randn(2, net.glance_encoder.vector_features, generator=torch.Generator().manual_seed(0))
     own = net.glance_encoder.own_head(vector)
     recurrent = net.classifier.answer(net.classifier.remember(vector, None), 1)
-    train_only(net, [net.classifier, net.focus_encoder])
+    train_only(shop, [net.classifier, net.focus_encoder])
     assert torch.equal(net.answer_glance(vector)[1], recurrent)
     net.eval()
     assert torch.equal(net.answer_glance(vector)[1], own)

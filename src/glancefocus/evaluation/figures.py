@@ -1,6 +1,7 @@
 """Figures as SVG text or PNG bytes: labelled, with units, in colours that colour-blind people tell apart."""
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
 PURPLE = "#CC79A7"
 PNG_DOTS_PER_INCH = 150
+_TRAINING_INCHES = (5.4, 3.8)
+_LEAST_NAMED_SHARE = 0.12  # of all epochs: the name of a shorter stage does not fit above it
 LOG_FROM_RATIO = 4.0
 # (up to this ratio of dearest to cheapest, ticks in each decade): as many as there is room for.
 LOG_TICKS = ((10, (1, 1.5, 2, 3, 4, 6, 8)), (30, (1, 2, 3, 5)), (500, (1, 2, 5)), (float("inf"), (1,)))
@@ -120,7 +123,7 @@ def aims_figure(rows: dict[str, Sequence[float]]) -> Figure:
 
 def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
     """Validation accuracy after every epoch of every stage; the stages are told apart by shading and named."""
-    figure, axes = new_figure(9.6, 4.2)
+    figure, axes = new_figure(*_TRAINING_INCHES)
     looks = max((len(row["val_accuracy"]) for row in metrics), default=1)
     colours = (GREY, ORANGE, GREEN, BLUE, SKY, RED)
     for look in range(looks):
@@ -131,13 +134,13 @@ def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
     _name_stages(axes, metrics)
     axes.set_xlabel("epoch")
     axes.set_ylabel("validation accuracy (%)")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
 def loss_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
     """The mean loss of every epoch of every stage."""
-    figure, axes = new_figure(9.6, 4.2)
+    figure, axes = new_figure(*_TRAINING_INCHES)
     points = [(x, row["loss"], row["stage_number"]) for x, row in enumerate(metrics, start=1) if "loss" in row]
     for number in sorted({stage for _, _, stage in points}):
         own = [(x, loss) for x, loss, stage in points if stage == number]
@@ -150,12 +153,15 @@ def loss_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
 
 def _name_stages(axes: Any, metrics: Sequence[dict[str, Any]]) -> None:
     """Shade every second stage and write its name above it."""
+    lengths = Counter(row["stage_number"] for row in metrics)
+    slanted = any(
+        length < _LEAST_NAMED_SHARE * len(metrics) for length in lengths.values()
+    )  # side by side they would overlap
+    turned: dict[str, Any] = {"rotation": 35, "ha": "left"} if slanted else {"ha": "center"}
     start = 1
     for x, row in enumerate(metrics, start=1):
         last = x == len(metrics) or metrics[x]["stage_number"] != row["stage_number"]
         if last:
             axes.axvspan(start - 0.5, x + 0.5, color=GREY, alpha=0.10 if row["stage_number"] % 2 else 0.0, linewidth=0)
-            axes.text(
-                (start + x) / 2, 1.01, row["stage"], transform=axes.get_xaxis_transform(), ha="center", fontsize=8
-            )
+            axes.text((start + x) / 2, 1.01, row["stage"], transform=axes.get_xaxis_transform(), fontsize=9, **turned)
             start = x + 1

@@ -146,8 +146,16 @@ def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
 
 
 def reliability_figure(reliability: Sequence[Sequence[dict[str, float]]], calibration_error: Sequence[float]) -> Figure:
-    """How often an answer is right, over its confidence, one line for each look; empty bins are left out."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    """How often an answer is right, over its confidence, one line for each look; below, how many images each point stands for.
+
+    Empty bins are left out.
+    """
+    figure = Figure(figsize=(WIDTH, 1.3 * HEIGHT), layout="constrained")
+    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for each in (axes, counts):
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(alpha=0.25)
+        each.set_axisbelow(True)
     axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="confidence = share right")
     names = look_names(len(reliability))
     for number, (name, bins) in enumerate(zip(names, reliability, strict=True)):
@@ -155,7 +163,12 @@ def reliability_figure(reliability: Sequence[Sequence[dict[str, float]]], calibr
         error = f" (error {100 * calibration_error[number]:.1f} %)" if calibration_error else ""
         axes.plot([100 * each["confidence"] for each in filled], [100 * each["accuracy"] for each in filled],
                   label=name + error, markersize=5, **LINES[number % len(LINES)])  # fmt: skip
-    axes.set(xlim=(0, 102), ylim=(0, 102), xlabel="confidence (%)", ylabel="accuracy (%)")
+        width = 100 / max(1, len(bins)) * 0.8 / len(names)
+        left = [100 * (place + 0.1) / len(bins) + number * width for place in range(len(bins))]
+        colour = LINES[number % len(LINES)]["color"]
+        counts.bar(left, [each["count"] for each in bins], width, align="edge", color=colour)
+    axes.set(xlim=(0, 102), ylim=(0, 102), ylabel="accuracy (%)")
+    counts.set(xlabel="confidence (%)", ylabel="images")
     return _with_legend(figure, axes)
 
 

@@ -210,7 +210,8 @@ def _captions(findings: Findings) -> dict[str, str]:
         "patch_sizes": "The share of each patch size among all focus patches. The glance is not counted.",
         "exit_scores": "The same network, with other scores deciding who leaves.",
         "reliability": "How often the answers are right, over their confidence. Above the diagonal the network is "
-        "right more often than its confidence says, below it less often. The error is the expected calibration error.",
+        "right more often than its confidence says, below it less often. The error is the expected calibration error. "
+        "Below: how many images each point stands for; points of few images say little.",
     }
 
 

@@ -50,6 +50,10 @@ svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note {
 .figures > :last-child:nth-child(odd) figcaption { flex: 1 1 14rem; }
 img.sheet { max-width: 100%; height: auto; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 .7rem; } table { font-size: .8rem; } td, th { padding: .25rem .35rem; }
+  td:not(:first-child) { white-space: nowrap; } .gallery figure { width: calc(50% - .5rem); }
+}
 """
 
 

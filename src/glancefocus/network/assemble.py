@@ -12,7 +12,7 @@ from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
-from glancefocus.network.weights import load_backbone_weights
+from glancefocus.network.weights import forget_answers, load_backbone_weights
 from glancefocus.ranges import Seed, checked
 from glancefocus.settings import NetworkSettings
 
@@ -60,6 +60,8 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
 
     def encoder() -> Encoder:
         backbone = build_backbone(settings.backbone, settings.classes, settings.backbone_options, pretrained)
+        if pretrained and getattr(backbone, "pretrained_cfg", {}).get("num_classes") != settings.classes:
+            forget_answers(backbone)
         return Encoder(backbone) if settings.frames == 1 else ClipEncoder(backbone, settings.frames, settings.shift_div)
 
     glance_encoder = encoder()

@@ -130,7 +130,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
-    """Weights of a backbone out of a file; its last layer is left as it is where the number of classes differs.
+    """Weights of a backbone out of a file; its last layer begins with zeros where the number of classes differs.
 
     Names must be timm's or, of a ResNet, those of TSM's released checkpoints; a file that holds the same tensors in the same order
     under other names is taken too.
@@ -147,8 +147,21 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
         tensors = _by_order(tensors, wanted, path)
     head = _head_names(backbone)
     fitting = {n: t for n, t in tensors.items() if n not in head or t.shape == wanted[n].shape}
-    kept = {n: t for n, t in wanted.items() if n in head and n not in fitting}
-    load_exactly(backbone, {**fitting, **kept}, "backbone", str(path))
+    new = {n: torch.zeros_like(t) for n, t in wanted.items() if n in head and n not in fitting}
+    load_exactly(backbone, {**fitting, **new}, "backbone", str(path))
+
+
+def forget_answers(backbone: nn.Module) -> None:
+    """Begin with zeros in the last layer, as for classes that are new to a pretrained backbone.
+
+    A random one of few classes answers at random and with great confidence (timm's range is 1 / sqrt(classes)), and the first
+    updates then ruin the layers below.
+    """
+    head = _head_names(backbone)
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if name in head:
+                parameter.zero_()
 
 
 def _by_order(tensors: dict[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:

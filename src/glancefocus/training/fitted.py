@@ -68,18 +68,18 @@ def fitted_recipe(fitting: Fitting) -> dict[str, Any]:
     images = fitting.survey.count("train")
     batch = fitted_batch(images, fitting.on_gpu)
     scale = batch / LARGEST_BATCH  # rates of SGD go with the batch
-    rate = 0.01 if fitting.pretrained else 0.05
+    rate = 0.005 if fitting.pretrained else 0.05
     clips = fitting.survey.noun == "clips"
     recipe: dict[str, Any] = {
         name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained)} for name in VISITS
     }
-    recipe["batch_size"] = batch
+    recipe |= {"batch_size": batch, "keep_statistics": fitting.pretrained}
     recipe["backbone"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
     recipe["glance"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
-    recipe["recognise"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 2 * rate * scale}
-    recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": rate * scale}
+    recipe["recognise"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 4 * rate * scale}
+    recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": 2 * rate * scale}
     recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}
-    recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 2 * rate * scale}
+    recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 4 * rate * scale}
     if not clips:
         recipe["data"] = {"augment": {"crop": 0.5}}
     return recipe

@@ -103,7 +103,7 @@ class InitialiseStage:
         self.data = _small_data(workshop, settings) if isinstance(settings, SmallSettings) else workshop.data
         glance_px = glance_side(name, workshop.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
-        train_only(net, [self.encoder])
+        train_only(workshop, [self.encoder])
         step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
         self.evidence = None if step.shown is None else BackboneEvidence(workshop, self.data.train)
@@ -127,7 +127,7 @@ class InitialiseStage:
         self.encoder.load_state_dict(start.state_dict())
 
     def train_mode(self) -> None:
-        train_only(self.workshop.net, [self.encoder])
+        train_only(self.workshop, [self.encoder])
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         set_rates(self.optimizer, moment.progress, self.warmup)

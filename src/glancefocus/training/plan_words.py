@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from glancefocus.data.datasets import Data
+from glancefocus.escaping import one_line
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.plan import Plan, gigabytes
 from glancefocus.training.settings import TrainSettings
@@ -52,7 +53,9 @@ def _data_words(settings: TrainSettings, data: Data) -> str:
 def _class_words(data: Data) -> str:
     learnt = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
     held = torch.bincount(data.val.labels, minlength=len(data.classes)).tolist()
-    shown = [f"{name} {a}+{b}" for name, a, b in zip(data.classes, learnt, held, strict=True)][:_SHOWN_CLASSES]
+    shown = [f"{one_line(name, 60)} {a}+{b}" for name, a, b in zip(data.classes, learnt, held, strict=True)][
+        :_SHOWN_CLASSES
+    ]
     more = f", and {len(data.classes) - len(shown)} more" if len(data.classes) > len(shown) else ""
     return f"{len(data.classes)} (to learn from + held out): {', '.join(shown)}{more}"
 

@@ -221,6 +221,8 @@ class TrainSettings:
     effort   what the user asked for; the epochs follow from it when the settings are made
     rivals   what the run is compared with at its end: the backbone on resized images as it is, or also tuned at two smaller sizes
              with the epochs of the stage backbone
+    keep_statistics   batch norms keep the mean and variance that they came with: those of a few images are too uncertain to learn
+                      pretrained networks anew by, see docs/first-run.md
     keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
                       more memory than this; 0: with every batch
     """
@@ -237,6 +239,7 @@ class TrainSettings:
     precision: Literal["no", "bf16", "fp16"] = "no"
     accumulation: BatchSize = 1
     checkpoint_minutes: Minutes = 5.0
+    keep_statistics: bool = False
     keep_glances_mib: Mebibytes = 1024
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
     small: SmallSettings = field(default_factory=SmallSettings)

@@ -96,13 +96,17 @@ class Stage(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
-def train_only(net: nn.Module, trained: Iterable[nn.Module]) -> None:
+def train_only(workshop: Workshop, trained: Iterable[nn.Module]) -> None:
     """Gradients for these parts, none for the rest; the network is put into the modes that go with it."""
-    net.requires_grad_(False)
-    net.eval()
+    workshop.net.requires_grad_(False)
+    workshop.net.eval()
     for module in trained:
         module.requires_grad_(True)
         module.train()
+        if workshop.settings.keep_statistics:
+            for part in module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()  # its weights learn, its mean and variance stay
 
 
 def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:

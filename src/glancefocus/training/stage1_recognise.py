@@ -84,7 +84,7 @@ class RecogniseStage:
         pass
 
     def train_mode(self) -> None:
-        train_only(self.workshop.net, [self.workshop.net.classifier, *self._trained_encoders()])
+        train_only(self.workshop, [self.workshop.net.classifier, *self._trained_encoders()])
 
     def _trained_encoders(self) -> list[nn.Module]:
         net, settings = self.workshop.net, self.settings

@@ -194,7 +194,7 @@ class AimStage:
         self.validate(self.data.val)
 
     def train_mode(self) -> None:
-        train_only(self.workshop.net, [self.workshop.net.policy])
+        train_only(self.workshop, [self.workshop.net.policy])
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         net = self.workshop.net

@@ -63,7 +63,7 @@ class JointStage(AimStage):
             {"params": list(net.classifier.parameters()), "lr": joint.classifier_lr},
             {"params": encoders, "lr": joint.encoder_lr},
         ]
-        train_only(net, [net.glance_encoder, net.focus_encoder, net.classifier])
+        train_only(workshop, [net.glance_encoder, net.focus_encoder, net.classifier])
         self.recognise_step, self.recognise_optimizer = workshop.accelerator.prepare(
             JointStep(net, joint), make_optimizer("sgd", groups, joint.weight_decay)
         )
@@ -74,7 +74,7 @@ class JointStage(AimStage):
 
     def train_mode(self) -> None:
         net = self.workshop.net
-        train_only(net, [net.glance_encoder, net.focus_encoder, net.classifier, net.policy])
+        train_only(self.workshop, [net.glance_encoder, net.focus_encoder, net.classifier, net.policy])
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
         net, workshop = self.workshop.net, self.workshop
