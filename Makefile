@@ -27,8 +27,8 @@ types: setup
 # Compilers and runtimes keep threads of their own: what loads them is tested in processes of its own.
 RUNTIME_TESTS = tests/runtimes tests/export tests/test_readme.py tests/evaluation/test_bench.py tests/test_cli_bench.py
 test: setup
-	$(TEST_THREADS) $(BIN)/pytest -n 2 $(RUNTIME_TESTS:%=--ignore=%)
-	$(TEST_THREADS) $(BIN)/pytest -n 2 $(RUNTIME_TESTS)
+	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS:%=--ignore=%)
+	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS)
 
 check: lint types test
 

@@ -27,6 +27,7 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
 from glancefocus.training.backbones import load_backbone
 from glancefocus.training.initialise import glance_side
+from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
@@ -363,7 +364,7 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
     changes = [f"{stage}.epochs=1" for stage in stages]
     changes += ["glance.evidence_weight=1", "finetune.mistaken_glances=0.5"]
     short = ["--stages", ",".join(stages), *(word for change in changes for word in ("--set", change))]
-    words = [*TINY_WORDS, *short, "--processes", "2", "--json", "-o", str(tmp_path / "run")]
+    words = [*TINY_WORDS, *short, "--rivals", "none", "--processes", "2", "--json", "-o", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "glancefocus.cli", *words], capture_output=True, text=True, timeout=240, check=False
     )
@@ -430,12 +431,28 @@ def test_the_best_network_is_kept_beside_the_last(whole_run: Path) -> None:
     assert kept.keys() == weights_of(whole_run).keys()
 
 
+def larger_scenes(stages: list[str], assignments: list[str]) -> TrainSettings:
+    """Of 128 px, so that there are smaller ones."""
+    return train_settings(
+        "signs",
+        backbone="test_resnet",
+        network={
+            "glance_px": 32,
+            "patch_px": (32,),
+            "looks": 2,
+            "classifier_units": 8,
+            "view": {"height_px": 128, "width_px": 128},
+        },
+        data={"scenes": [24, 10, 5]},
+        stages=stages,
+        changes={"batch_size": 8, "rivals": "none"},
+        assignments=assignments,
+    )
+
+
 def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
-    words = [word.replace("96", "128") for word in TINY_WORDS] + ["--stages", "small,backbone"]
-    small = ["--set", "small.epochs=1", "--set", "small.scenes=[9,5]", "--set", "backbone.epochs=1"]
-    with pytest.raises(SystemExit) as end:
-        main([*words, *small, "-o", str(tmp_path / "run")])
-    assert end.value.code == 0
+    few = ["small.epochs=1", "small.scenes=[9,5]", "backbone.epochs=1"]
+    train(larger_scenes(["small", "backbone"], few), tmp_path / "run", quiet=True)
     rows = metrics_of(tmp_path / "run")
     assert [row["stage"] for row in rows] == ["small", "backbone"]
     right = [row["val_accuracy"][0] * count for row, count in zip(rows, (5, 10), strict=True)]  # each by its own scenes
@@ -443,16 +460,11 @@ def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
 
 
 def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(tmp_path: Path) -> None:
-    words = [word.replace("96", "128") for word in TINY_WORDS]
-
     def trained(name: str, *stages: str, small: int, whole: int, fresh: bool = True) -> dict[str, Tensor]:
         own = ["scenes=[9,5]", "side_px=96", f"epochs={small}", f"fresh={fresh}"]
         changes = [f"small_glance.{setting}" for setting in own]
         changes += [f"glance.epochs={whole}", "glance.fresh=true"] if "glance" in stages else []
-        more = ["--stages", ",".join(stages), *(word for setting in changes for word in ("--set", setting))]
-        with pytest.raises(SystemExit) as end:
-            main([*words, *more, "-o", str(tmp_path / name)])
-        assert end.value.code == 0
+        train(larger_scenes(list(stages), changes), tmp_path / name, quiet=True)
         if small + whole > 0:
             rows = metrics_of(tmp_path / name)
             assert [row["stage"] for row in rows] == ["small_glance"] * small + ["glance"] * whole
