@@ -51,8 +51,8 @@ svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note {
 img.sheet { max-width: 100%; height: auto; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
 @media (max-width: 40rem) {
-  body { margin: 1rem auto; padding: 0 .7rem; } table { font-size: .8rem; } td, th { padding: .25rem .35rem; }
-  td:not(:first-child) { white-space: nowrap; } .gallery figure { width: calc(50% - .5rem); }
+  body { margin: 1rem auto; padding: 0 .7rem; } table { font-size: .78rem; } td, th { padding: .25rem .3rem; }
+  td:first-child { overflow-wrap: anywhere; } .gallery figure { width: calc(50% - .5rem); }
 }
 """
 
