@@ -10,6 +10,7 @@ beside those on unseen photographs, in class folders of the same names.
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from results import machine, markdown_table, write_section
 
 GF = [sys.executable, "-m", "glancefocus.cli"]
 _UNITS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
@@ -76,12 +78,33 @@ def evaluated(bundle: Path, data: str) -> dict[str, Any]:
     return findings
 
 
+def looks_words(findings: dict[str, Any]) -> str:
+    return " / ".join(f"{100 * accuracy:.1f}" for accuracy in findings["accuracy_after_look"])
+
+
+def body_of(
+    rows: list[tuple[str, dict[str, Any]]], times: tuple[float, float], memory: tuple[int, float], said: str
+) -> str:
+    """The findings as Markdown: held out beside unseen, time and memory told beside measured, and the verdict."""
+    cells = [["", "images", "after each look, %", "own thresholds, %", "multiply-adds"]]
+    for name, findings in rows:
+        chosen = findings["chosen"]
+        accuracy, cost = f"{100 * chosen['accuracy']:.1f}", f"{chosen['mean_macs'] / 1e6:.0f}M"
+        cells.append([name, f"{findings['images']:,}", looks_words(findings), accuracy, cost])
+    (told_s, seconds), (peak, told_gb) = times, memory
+    return (
+        f"{markdown_table(cells)}\n\nTime told {told_s:.0f} s, measured {seconds:.0f} s ({seconds / told_s:.2f} times). Memory "
+        f'told {told_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--unseen", required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--write", type=Path, help="put the figures into this file, such as docs/results.md")
     parser.add_argument("more", nargs="*", help="more words for gf train, after --")
     asked = parser.parse_args()
     log = asked.output.with_suffix(".log")
@@ -90,17 +113,20 @@ def main() -> None:
     seconds, peak = watched(command, log)
     text = log.read_text()
     print(text)
-    told = told_seconds(text)
-    print(f"seconds: {seconds:.0f}, told {told}, ratio {seconds / told if told else float('nan'):.2f}")
-    print(f"peak memory: {peak / 2**30:.2f} GB, told {told_gigabytes(text)} GB")
-    held_out = evaluated(asked.output / "bundle", asked.data)
+    told_s, told_gb = told_seconds(text) or float("nan"), told_gigabytes(text) or float("nan")
     unseen = evaluated(asked.output / "bundle", asked.unseen)
-    for name, findings in (("held out", held_out), ("unseen", unseen)):
-        looks = " / ".join(f"{100 * a:.1f}" for a in findings["accuracy_after_look"])
-        chosen = findings["chosen"]
-        print(
-            f"{name}: {findings['images']} images, after each look {looks} %, "
-            f"own thresholds {100 * chosen['accuracy']:.1f} % with {chosen['mean_macs'] / 1e6:.1f}M"
+    rows = [("held out", evaluated(asked.output / "bundle", asked.data)), ("unseen", unseen)]
+    notes = json.loads((asked.output / "bundle" / "bundle.json").read_text())["notes"]
+    body = body_of(rows, (told_s, seconds), (peak, told_gb), notes["verdict"]["sentence"])
+    print(body)
+    if asked.write is not None:
+        write_section(
+            asked.write,
+            "first_run",
+            title="The first command on photographs",
+            command=shlex.join(["python", "benchmarks/first_run.py", *sys.argv[1:]]),
+            machine=machine(),
+            body=body,
         )
 
 
