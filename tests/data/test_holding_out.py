@@ -68,8 +68,8 @@ def test_classes_with_too_few_images_are_said() -> None:
     found = hold_out(rows(30, 1, 2, 0), None, 0)
     none, few = small_classes(found, ("ant", "bee", "cow", "dog"), "images")
     assert none == "no training images of the class 'dog': nothing can be learnt about it."
-    assert few.startswith("fewer than 3 images of 2 classes, 'bee' (1), 'cow' (2). Of two one is held out")
-    assert small_classes(hold_out(rows(9, 3), None, 0), ("ant", "bee"), "images") == []
+    assert few.startswith("fewer than 10 images of 2 classes, 'bee' (1), 'cow' (2): little can be learnt")
+    assert small_classes(hold_out(rows(30, 10), None, 0), ("ant", "bee"), "images") == []
 
 
 def test_held_out_copies_of_training_images_are_left_out_and_said() -> None:

@@ -110,6 +110,13 @@ def test_no_mistake_among_so_many_images_is_not_no_mistake_ever() -> None:
     assert with_interval({"accuracy": 0.0}, 4)["accuracy_high"] == pytest.approx(0.49, abs=0.01)
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_rounding_does_not_put_an_accuracy_outside_its_interval(accuracy: float) -> None:
+    for images in range(1, 300):
+        point = with_interval({"accuracy": accuracy}, images)
+        assert point["accuracy_low"] <= accuracy <= point["accuracy_high"]
+
+
 def test_the_largest_patches_are_the_last_node_of_every_level() -> None:
     tree = LookTable(np.zeros((1, 13), np.float32), np.zeros((1, 13), bool), np.arange(13.0), sizes=3)
     assert largest_nodes(tree) == [0, 3, 12]

@@ -1,5 +1,6 @@
 """What the tests of runtimes share: kinds of networks, and graphs that are written once."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,5 +24,8 @@ def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that the tests share: writing a graph takes seconds."""
-    return tmp_path_factory.mktemp("cache")
+    """A cache that the tests share, those of other workers included: writing a graph takes seconds, and the cache has a lock."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "graph-cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

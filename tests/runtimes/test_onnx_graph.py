@@ -47,7 +47,12 @@ def test_every_part_answers_as_a_graph_at_every_batch_and_patch_size(
             model = onnx.load(file)
             assert ".py" not in str(model.graph.node)  # nothing of our own folders
             onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    assert [file.name for file in (graph_cache / "graphs").glob(".*")] in ([], [".lock"])  # nothing half-written
+
+
+def test_writing_graphs_leaves_nothing_half_written(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:
+    with graphs_of(take_apart(small_net(looks=1)), tmp_path) as files:
+        assert files
+    assert [file.name for file in (tmp_path / "graphs").glob(".*")] in ([], [".lock"])
 
 
 def test_a_graph_can_be_for_one_batch_and_one_patch_size(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from glancefocus.errors import BadData
 USUAL_SHARE = Fraction(1, 5)
 LEAST_IMAGES = 150
 """Figures on fewer images say little, so small sets hold out more than the usual share, up to a third."""
-TOO_FEW = 3
+TOO_FEW = 10
 """A class with fewer images is split as far as possible, and said."""
 
 
@@ -51,8 +51,8 @@ def small_classes(rows: Sequence[Row], classes: Sequence[str], noun: str) -> lis
         sentences.append(f"no training {noun} of {_classes(len(empty))} {names}: nothing can be learnt about it.")
     if few:
         sentences.append(
-            f"fewer than {TOO_FEW} {noun} of {_classes(len(few))} {_some(few)}. Of two one is held out, of a single one none is: "
-            f"accuracies say next to nothing about such a class. Add {noun}."
+            f"fewer than {TOO_FEW} {noun} of {_classes(len(few))} {_some(few)}: little can be learnt from so few, and the accuracy "
+            f"of a few held-out ones says next to nothing. Add {noun}."
         )
     return sentences
 

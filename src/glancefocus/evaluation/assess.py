@@ -118,7 +118,9 @@ def with_interval(point: Point, images: int) -> Point:
     share, z = point["accuracy"], 1.959964
     middle = (share + z * z / (2 * images)) / (1 + z * z / images)
     half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
-    return {**point, "accuracy_low": max(0.0, middle - half), "accuracy_high": min(1.0, middle + half)}
+    # Rounding must not put the accuracy itself outside, where it is 0 or 1.
+    low, high = min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+    return {**point, "accuracy_low": low, "accuracy_high": high}
 
 
 def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:

@@ -28,8 +28,8 @@ def rivals_figure(verdict: dict[str, Any], width: float = 6.4, height: float = 4
         if not own:
             continue
         accuracy = [100 * p["accuracy"] for p in own]
-        down = [100 * (p["accuracy"] - p["accuracy_low"]) for p in own]
-        up = [100 * (p["accuracy_high"] - p["accuracy"]) for p in own]
+        down = [100 * max(0.0, p["accuracy"] - p["accuracy_low"]) for p in own]
+        up = [100 * max(0.0, p["accuracy_high"] - p["accuracy"]) for p in own]
         beside = 1.02 if kind == "tuned" else 1.0  # not onto the point of the same size as it is
         axes.errorbar([beside * p["mean_macs"] / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
                       elinewidth=1.2,
