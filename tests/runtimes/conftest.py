@@ -9,8 +9,7 @@ import pytest
 KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {},
     "cascaded": {"classifier": "cascaded", "first_answer": "own_head"},
-    "other glance": {"glance_px": 48},
-    "two looks": {"looks": 2},
+    "other glance, two looks": {"glance_px": 48, "looks": 2},
     "several sizes": {"patch_px": (32, 48)},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
 }
