@@ -1,14 +1,17 @@
 """The command `gf`, also `python -m glancefocus`: signals are handled before anything that takes a while is imported."""
 
-from glancefocus.interrupts import take_over
+import sys
+
+from glancefocus.interrupts import farewell, first_farewell, take_over
 
 
 def main() -> None:
     """Run the command of this process and exit."""
     take_over()
-    from glancefocus.cli import main as run
+    with farewell(first_farewell(sys.argv[1:])):
+        from glancefocus.cli import main as run
 
-    run()
+        run()
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
-    with interrupts.handled(), interrupts.farewell(_first_farewell(words)):
+    with interrupts.handled(), interrupts.farewell(interrupts.first_farewell(words)):
         code = _exit_code(arguments)
         interrupts.ended(code)
     sys.exit(code)
@@ -172,12 +172,6 @@ def _exit_code(arguments: list[str] | None) -> int:
     except BaseException as error:
         return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _trouble(error)
     return code if isinstance(code, int) else 0
-
-
-def _first_farewell(words: list[str]) -> str:
-    if words[:1] in (["train"], ["demo"]):
-        return "stopped before anything was learnt, so nothing is lost. The same command starts again."
-    return "interrupted."
 
 
 def _mistake(sentence: str) -> int:

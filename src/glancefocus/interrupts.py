@@ -97,6 +97,13 @@ def farewell(words: str | Farewell) -> Iterator[None]:
     _process.farewell = before
 
 
+def first_farewell(words: list[str]) -> str:
+    """What is said when a command with these words is stopped before it has begun."""
+    if words[:1] in (["train"], ["demo"]):
+        return "stopped before anything was learnt, so nothing is lost. The same command starts again."
+    return "interrupted."
+
+
 def last_words(*, at_once: bool = False) -> str:
     """The sentence for where the program was stopped."""
     return _process.farewell(at_once)
