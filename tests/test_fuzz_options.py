@@ -30,7 +30,7 @@ VALUES = st.sampled_from(
         *("0", "1", "-1", "2", "3", "8", "64", "65536", "1e3", "1.5", "-0.0", "0.5", "1e-320", "1e30", "1e400", "9" * 5000),
         *("nan", "inf", "-inf", "", " ", "a", "None", "true", "0x10", "1_000", "１", "1,2", "0.5,0.5", "9223372036854775808"),
         *("none", "eager", "onnx", "auto", "all", "val", "test_resnet", "test_resnet.x", "hf-hub:a/b", "hf://a/b", "pretrained"),
-        *("/", "/dev/null", "/dev/zero", "/proc/self/mem", "x" * 300, "a\nb", "\x1b[31m", "\udcff", "..", "~", "-", "--", "=", "a=b"),
+        *("/", "/dev/null", "/dev/zero", "/proc/self/mem", "x" * 300, "a\nb", "\x1b[31m", "\udcff", "..", "-", "--", "="),
         *("recognise.epochs=nan", "network.view.std=[0,0,0]", "aim.lr=-1", "network.looks=1.5", "seed=1e99", "data.augment=3"),
     )
 ) | st.text(st.characters(blacklist_characters="\0"), max_size=20)  # fmt: skip
@@ -39,11 +39,11 @@ OPTIONS = {
     "predict": "looks thresholds budget-macs budget-ms deadline-ms topk batch-size max-pixels max-frames threads json csv",
     "evaluate": "split batch-size threads workers max-bad-files rivals light-weights",
     "budget": "macs ms solver score on split batch-size threads workers max-bad-files calibrate curve",
-    "bench": "batch threads exits budget-macs backbone set rounds split light-policy",
+    "bench": "threads budget-macs backbone set split light-policy light-weights",
     "export": "to images max-images int8 calibrate max-drop",
     "import": "model patch-px looks",
-    "train": "quick thorough preset backbone weights start stages rounds glance-px patch-px looks frames height-px width-px fit flip "
-    "crop shift-px in-memory max-bad-files scenes batch-size precision accumulation workers resume seed rivals set track",
+    "train": "quick thorough preset backbone weights start stages rounds glance-px patch-px looks frames height-px width-px fit "
+    "flip crop shift-px in-memory max-bad-files scenes batch-size precision accumulation workers resume seed rivals set track",
 }
 
 
@@ -71,14 +71,19 @@ def place(small_bundle: Callable[..., Bundle], tmp_path_factory: pytest.TempPath
 def words_of(verb: str) -> list[str]:
     """A command that is right, and ends soon."""
     return {
-        "predict": ["predict", "bundle", "data/0/0.png"],
+        "predict": ["predict", "bundle", "data"],
         "evaluate": ["evaluate", "bundle", "data", "--no-latency", "--rivals", "none"],
         "budget": ["budget", "bundle", "data", "--no-store"],
-        "bench": ["bench", "bundle", "--rounds", "1", "--runtime", "eager"],
+        "bench": ["bench", "bundle", "--exits", "0.5,0.3,0.2", "--rounds", "1", "--batch", "1", "--runtime", "eager"],
         "export": ["export", "bundle", "-o", "exported"],
         "import": ["import", "bundle/model.safetensors", "-o", "imported"],
         "train": ["train", "data", "--weights", "none"],
     }[verb]
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "bench", "train"])
+def test_the_commands_are_right_without_more_options(verb: str, place: Path, gf: Callable[..., Any]) -> None:
+    gf(*words_of(verb))
 
 
 @FUZZ
