@@ -11,7 +11,7 @@ import glancefocus as gf
 from glancefocus.bundle import Bundle
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.clip_encoder import ClipEncoder
-from glancefocus.network.encoder import Encoder, build_backbone, expected_colours
+from glancefocus.network.encoder import Encoder, build_backbone, check_backbone, expected_colours
 from glancefocus.network.multiply_adds import count_costs
 from glancefocus.network.presets import network_settings
 
@@ -113,6 +113,14 @@ def test_options_go_to_the_backbone() -> None:
 def test_a_misspelt_backbone_gets_a_suggestion(wrong: str, right: str) -> None:
     with pytest.raises(UnknownName, match=rf"no backbone named '{wrong}'. Did you mean .*{right}"):
         gf.create(backbone=wrong)
+
+
+@pytest.mark.parametrize("name", ["test_resnet.", "test_resnet.r160_in1", "resnet50.a1.in1k"])
+def test_weights_that_timm_does_not_know_are_refused_before_anything_is_built(name: str) -> None:
+    for ask in (check_backbone, expected_colours):
+        with pytest.raises(UnknownName, match="Leave out what follows the point: "):
+            ask(name)
+    check_backbone("test_resnet.r160_in1k")
 
 
 def test_an_option_that_the_backbone_does_not_take_is_named() -> None:

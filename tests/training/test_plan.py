@@ -80,7 +80,7 @@ def test_what_autograd_keeps_is_counted() -> None:
 def test_a_batch_that_does_not_fit_is_computed_in_parts(
     settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = replace(settings, batch_size=1024)
+    wide = replace(settings, batch_size=24)  # all scenes
     whole, quarter = training_bytes(wide), training_bytes(replace(wide, accumulation=4))
     monkeypatch.setattr(plan_module, "available_bytes", lambda: quarter - plan_module.PROCESS_BYTES)
     assert parts_that_fit(wide, data) == (4, quarter)
@@ -164,3 +164,24 @@ def test_measuring_changes_nothing_of_what_is_learnt(
         for planned in (False, True)
     )
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_batch_larger_than_the_data_is_as_large_as_the_data(settings: TrainSettings, data: Data) -> None:
+    assert parts_that_fit(replace(settings, batch_size=65_536), data)[0] == 1  # 24 scenes fit in one part
+
+
+def test_parts_of_one_image_that_batch_norms_cannot_learn_from_are_a_sentence(
+    settings: TrainSettings, data: Data
+) -> None:
+    single = replace(settings, accumulation=8)
+    workshop = Workshop(build(settings.network), data, single, Accelerator(cpu=True))
+    with pytest.raises(BadRun, match=r"batches of 8 images are computed one image at a time \(--accumulation 8"):
+        measure_plan(workshop, build_stage, parts=8, peak_bytes=1)
+
+
+def test_first_updates_that_are_not_finite_say_what_to_lower(settings: TrainSettings, data: Data) -> None:
+    net = build(settings.network)
+    net.focus_encoder.backbone.get_classifier().weight.data.fill_(torch.inf)
+    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
+    with pytest.raises(BadRun, match=r"in the first updates of the stage backbone.* Lower backbone\.lr, or check"):
+        measure_plan(workshop, build_stage, parts=1, peak_bytes=1)

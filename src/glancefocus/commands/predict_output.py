@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -156,7 +157,17 @@ def _finish(output: WrittenOutput, stream: TextIO, file: Path | None) -> None:
     output.close()
     if file is not None and isinstance(stream, io.StringIO):
         with cannot_be_written(file):
-            write_text(file, stream.getvalue())
+            _write_whole(file, stream.getvalue())
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """In place of what is there; through a link, and into a device or pipe, which must not become a regular file."""
+    place = Path(os.path.realpath(file))
+    if place.exists() and not place.is_file():
+        with place.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        write_text(place, text)
 
 
 def _close(stream: TextIO) -> None:

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import notice, print_verdict, say
-from glancefocus.errors import BadRun
+from glancefocus.early_exit.look_record import MOST_LOOKS
+from glancefocus.errors import BadBundle, BadRun, BadSetting
 from glancefocus.memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.finish import finished_bundle
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
+from glancefocus.typed import Fields, number_of
+
+_LONGEST_SENTENCE = 10_000
 
 
 def run_training(
@@ -38,7 +43,15 @@ def run_training(
             notice(f"the run in {folder} is done; this is its result. For another run use other options, or -o.")
     if os.environ.get("RANK", "0") != "0":
         return
-    accuracy = bundle.notes["validation_accuracy_per_look"]
+    with _damaged_notes(folder / BUNDLE_FOLDER):
+        _say_result(bundle, folder, as_json=as_json)
+
+
+def _say_result(bundle: Bundle, folder: Path, *, as_json: bool) -> None:
+    notes = Fields(bundle.notes, "notes")
+    accuracy = notes.listed(
+        "validation_accuracy_per_look", MOST_LOOKS, lambda value, name: number_of(value, name, 0, 1)
+    )
     if as_json:
         fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
         fact["report"] = str(folder / REPORT_FOLDER / "report.html")
@@ -46,7 +59,7 @@ def run_training(
         print(json.dumps(fact, indent=1, allow_nan=False))  # noqa: T201
         return
     if "aims" in bundle.notes:
-        say(bundle.notes["aims"]["sentence"])
+        say(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
     if "verdict" in bundle.notes:
         print_verdict(bundle.notes["verdict"])
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
@@ -54,6 +67,17 @@ def run_training(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
         f"report: {folder / REPORT_FOLDER / 'report.html'}\nask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )
+
+
+@contextlib.contextmanager
+def _damaged_notes(folder: Path) -> Iterator[None]:
+    """Notes of a finished run that were changed since are a sentence; only what is read here can fail in these ways."""
+    try:
+        yield
+    except BadSetting as error:
+        raise BadBundle(f"the bundle {folder} is damaged: {error} Train it again in another folder.") from None
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise BadBundle(f"the bundle {folder} is damaged: notes.verdict. Train it again in another folder.") from None
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
 """A CSV that lists files with labels: path,label or path,label,split, with or without a first line of names."""
 
 import csv
+import io
 from pathlib import Path
 
 from glancefocus.data.clips import VIDEO_SUFFIXES
 from glancefocus.data.pictures import SUFFIXES
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
+from glancefocus.files import open_file
 
 PATH_WORDS = frozenset(
     (
@@ -42,7 +44,7 @@ def read_labelled_csv(path: Path, remarks: list[str] | None = None) -> tuple[lis
     remarks  is added to where a first line of names was assumed and may have been meant otherwise
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
+        with io.TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as stream:
             lines = [[cell.strip() for cell in line] for line in csv.reader(stream)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"{path} is not a CSV of path,label: {error}.") from None

@@ -11,6 +11,7 @@ from PIL import Image
 from glancefocus.data.datasets import DataSettings, split_rows
 from glancefocus.data.media import medium_of
 from glancefocus.data.worlds import WORLDS, world_classes
+from glancefocus.files import open_file
 
 _SAMPLED_FILES = 64
 
@@ -55,7 +56,7 @@ def _sides(files: list[Path]) -> tuple[int, ...]:
     sides = []
     for file in sample:
         try:
-            with Image.open(file) as picture:
+            with open_file(file) as stream, Image.open(stream) as picture:
                 sides.append(min(picture.size))
         except Exception:  # damaged, hostile or no picture: plug-ins raise almost anything
             continue

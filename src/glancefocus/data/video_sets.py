@@ -9,12 +9,14 @@ have no labels and are left out; the official validation clips are `val`.
 """
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 from glancefocus.data.clips import VIDEO_SUFFIXES
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadSetting
+from glancefocus.files import open_file
 from glancefocus.typed import read_json
 
 _MOST_BYTES = 256 << 20  # of a list of clips
@@ -96,10 +98,12 @@ def _json(file: Path) -> Any:
 
 def _lines(file: Path) -> list[list[str]]:
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        with io.TextIOWrapper(open_file(file), newline="", encoding="utf-8-sig") as stream:
             lines = [[cell.strip() for cell in line] for line in csv.reader(stream, delimiter=";")]
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"{file} is not a list of clip;label: {error}.") from None
+    except OSError as error:
+        raise BadData(f"{file} cannot be read: {error.strerror or error}.") from None
     return [line for line in lines if line and line[0]]
 
 

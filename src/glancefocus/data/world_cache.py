@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.files import cache_folder, lock, open_file, remove_unfinished, replace_folder, write_text
+from glancefocus.files import cache_folder, cache_path, lock, open_file, remove_unfinished, replace_folder, write_text
 from glancefocus.typed import read_json
 
 ABOUT_FILE = "about.json"
@@ -49,8 +49,9 @@ def kept_scenes(
         folder.mkdir(parents=True, exist_ok=True)
         return _kept_in(folder, scenes, shapes, about)
     except OSError as error:
+        place = error.filename or (cache_path() if cache == "default" else cache)
         raise BadSetting(
-            f"the scenes of {about['world']} cannot be kept in {error.filename or cache} ({error.strerror or error}). "
+            f"the scenes of {about['world']} cannot be kept in {place} ({error.strerror or error}). "
             "Make room there, or set GLANCEFOCUS_CACHE to a folder that can be written."
         ) from error
 

@@ -240,7 +240,10 @@ def writing_record(folder: Path, about: RecordAbout) -> Iterator[RecordWriter]:
             folder.parent.mkdir(parents=True, exist_ok=True)
             aside = stack.enter_context(replace_folder(folder))
         except OSError as error:
-            raise BadData(f"the look record cannot be written to {folder.parent}: {error.strerror or error}.") from None
+            raise BadData(
+                f"the look record cannot be written to {folder.parent}: {error.strerror or error}. "
+                "Copy the bundle to a folder that can be written."
+            ) from None
         writer = RecordWriter(aside, about)
         stack.callback(writer.close)
         yield writer

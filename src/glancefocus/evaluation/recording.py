@@ -14,6 +14,7 @@ from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.early_exit.rule import ExitRule
 from glancefocus.early_exit.score import Entropy, Value
+from glancefocus.escaping import one_line
 from glancefocus.look import Look
 from glancefocus.network.glance_focus import GlanceFocus
 from glancefocus.runtimes.network import PartsNetwork
@@ -40,7 +41,7 @@ def record_looks(
     about = RecordAbout(
         network=bundle.fingerprint,
         data=data_fingerprint(split),
-        source=source,
+        source=one_line(source, 1000),
         split=name,
         images=len(split),
         looks=bundle.settings.looks,
@@ -101,7 +102,9 @@ def data_fingerprint(split: Split) -> str:
     if files is not None:
         for file in files:
             told = Path(file).stat()  # of many kinds of picture all have one size, so the time counts, too
-            digest.update(f"{Path(file).resolve()}|{told.st_size}|{told.st_mtime_ns}\n".encode())
+            digest.update(
+                f"{Path(file).resolve()}|{told.st_size}|{told.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
+            )
     else:
         images = getattr(split, "images")  # noqa: B009
         sample = images[:: max(1, len(split) // 64)].contiguous().numpy()

@@ -1,6 +1,7 @@
 """`export_bundle`: graphs, loop and description written aside, compared with the network, and put in place only if they agree."""
 
 import copy
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from glancefocus.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
+from glancefocus.escaping import is_writable_text
 from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
 from glancefocus.export.formats import FORMATS, Format, format_named
 from glancefocus.export.int8 import COVERAGES, accuracy, quantise, record_feeds
@@ -21,6 +23,7 @@ from glancefocus.export.script import predict_script
 from glancefocus.export.standalone.loop import Looker
 from glancefocus.export.writing import onnx_to_openvino, write_graphs
 from glancefocus.files import replace_folder, write_text
+from glancefocus.ranges import shown
 
 Progress = Callable[[str, int, int], None]
 
@@ -188,6 +191,8 @@ def _refuse_drop(before: float, after: float, max_drop: float, sample: Sample) -
 
 
 def _check_place(folder: Path) -> None:
+    if not is_writable_text(os.path.abspath(folder)):  # the libraries that write graphs cannot open it
+        raise BadExport(f"the name {shown(str(folder))} is not UTF-8. Choose another place.")
     if folder.exists() and (folder.is_file() or (any(folder.iterdir()) and not is_export(folder))):
         raise BadExport(f"{folder} exists and is not an export; it was left as it is. Choose another place.")
 

@@ -88,6 +88,7 @@ class Encoder(nn.Module):
 
 def expected_colours(backbone: str) -> dict[str, Any]:
     """mean and std that the weights of a timm backbone were trained with; nothing for a name that timm does not know."""
+    _check_tag(backbone)
     config = timm.models.get_pretrained_cfg(backbone, allow_unregistered=True)
     return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
@@ -101,7 +102,10 @@ def hub_id(backbone: str) -> str | None:
 
 def check_backbone(name: str) -> None:
     """Refuse a name that no backbone has, with the nearest ones that do."""
-    if name in _BEYOND_TIMM or timm.is_model(name):
+    if name in _BEYOND_TIMM:
+        return
+    if timm.is_model(name):
+        _check_tag(name)
         return
     if ":" in name or "/" in name:
         raise BadSetting(
@@ -109,6 +113,16 @@ def check_backbone(name: str) -> None:
             "and give its weights as a file."
         )
     raise UnknownName("backbone", name, [*timm.list_models(), *_BEYOND_TIMM], "`gf models` lists the presets.")
+
+
+def _check_tag(name: str) -> None:
+    """Refuse weights that timm does not know for a backbone: what follows the point in resnet50.a1_in1k."""
+    try:
+        timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    except RuntimeError:
+        architecture = name.partition(".")[0]
+        known = timm.list_pretrained(f"{architecture}.*")
+        raise UnknownName("backbone", name, known, f"Leave out what follows the point: {architecture}.") from None
 
 
 def has_pretrained_weights(backbone: str) -> bool:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
-from glancefocus.escaping import one_line
-from glancefocus.files import open_file
+from glancefocus.escaping import is_writable_text, one_line
+from glancefocus.files import open_file, read_file
 from glancefocus.memory import available_bytes
 from glancefocus.network.plain_pickles import DamagedFile, ForeignContent
 from glancefocus.network.torch_files import read_torch_file
@@ -60,7 +60,10 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
         header_bytes = int.from_bytes(stream.read(8), "little")
     if header_bytes > MOST_HEADER_BYTES:
         raise DamagedFile(f"its header would have {header_bytes:,} bytes")
-    tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
+    if is_writable_text(str(file)):
+        tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
+    else:  # which load_file cannot open
+        tensors = safetensors.torch.load(read_file(file, available_bytes()))
     return tensors
 
 

@@ -112,9 +112,10 @@ def write_run_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
     try:
         write_file(file, write)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError of a full disk
+        remedy = "Remove the folder" if isinstance(error, IsADirectoryError) else "Make room on the disk"
         raise BadRun(
             f"{file} could not be written ({getattr(error, 'strerror', None) or error}). What was there before is unharmed. "
-            "Make room on the disk and run the same command again."
+            f"{remedy} and run the same command again."
         ) from error
 
 

@@ -1,7 +1,9 @@
 """What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
+import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,7 +101,10 @@ class Journal:
                 self.say(problem)
 
     def _open(self, flags: int) -> BinaryIO:
-        """The metrics, never through a link."""
+        """The metrics, never through a link, and never a pipe that would be waited for."""
+        if os.path.lexists(self.file) and not stat.S_ISREG(os.lstat(self.file).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        flags |= getattr(os, "O_NONBLOCK", 0)
         descriptor = os.open(self.file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
         return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab")
 

@@ -1,7 +1,6 @@
 """What a run will take, worked out before it starts: time measured on a few batches of every stage, and memory."""
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,13 +18,15 @@ from glancefocus.memory import available_bytes
 from glancefocus.settings import from_plain
 from glancefocus.training.memory_need import PROCESS_BYTES, training_bytes
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Moment, Stage, Workshop
+from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, what_to_lower
+from glancefocus.typed import read_json
 
 BuildStage = Callable[[str, Workshop], Stage]
 
 _PROBED_IMAGES = 32  # of a batch at the most, and of the validation images
 _PROBE_S = 3.0  # an update that takes longer than this is measured on fewer images
 _FINISH_PASSES = 6  # over the validation images after the last stage: look record, other aims, rivals
+_MOST_PLAN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Plan:
 def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
     """The plan that a run started with; None where there is none, or one of other stages."""
     try:
-        plan = from_plain(Plan, json.loads(file.read_text(encoding="utf-8")), file.name)
-    except (OSError, ValueError, RecursionError, BadSetting):  # it is only a forecast: a damaged one is made again
+        plan = from_plain(Plan, read_json(file, _MOST_PLAN_BYTES), file.name)
+    except (OSError, BadSetting):  # it is only a forecast: a damaged one is made again
         return None
     stages = [(stage.name, stage.epochs) for stage in plan.stages]
     same = stages == [(name, getattr(settings, name).epochs) for name in settings.plan()]
@@ -94,6 +95,8 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
     # What is held is in this process already, and so is the program.
     free = available_bytes() + PROCESS_BYTES + held
     parts = settings.accumulation
+    images = max(_images(name, settings, data)[0] for name in settings.plan())
+    settings = replace(settings, batch_size=max(2, min(settings.batch_size, images)))  # as in shuffled
     while True:
         need = training_bytes(replace(settings, accumulation=parts), held)
         if need <= free:
@@ -119,20 +122,33 @@ def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_b
     measured: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(settings.plan()):
         stage = build_stage(name, scratch)
-        measured[name] = _timed(stage, scratch)
+        try:
+            measured[name] = _timed(stage, scratch)
+        except NonFinite as error:
+            raise BadRun(
+                f"{error} in the first updates of the stage {name}: its learning rate is too high for this data, or what the "
+                f"network is given is too large. {what_to_lower(name, settings)}, or check network.view.mean and network.view.std."
+            ) from None
         workshop.accelerator.free_memory()
     if scaler is not None:
         scaler.load_state_dict(kept_scale)
     stages = []
     for name in settings.plan():
         own: Any = getattr(settings, name)
-        images = len(data.train) if name not in ("small", "small_glance") else own.scenes[0]
-        held_out = len(data.val) if name not in ("small", "small_glance") else own.scenes[1]
+        images, held_out = _images(name, settings, data)
         per_image, validated = measured[name]
         batch = min(settings.batch_size, images)
         stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated))
     dearest = max(validated for _, validated in measured.values())
     return Plan(tuple(stages), 10 + _FINISH_PASSES * len(data.val) * dearest, peak_bytes, parts)
+
+
+def _images(name: str, settings: TrainSettings, data: Data) -> tuple[int, int]:
+    """How many images a stage learns from, and how many it is judged by."""
+    if name in ("small", "small_glance"):
+        own: tuple[int, int] = getattr(settings, name).scenes
+        return own
+    return len(data.train), len(data.val)
 
 
 def _timed(stage: Stage, workshop: Workshop) -> tuple[float, float]:

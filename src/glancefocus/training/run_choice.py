@@ -10,7 +10,9 @@ from typing import Any
 
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun
+from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock
+from glancefocus.ranges import shown
 from glancefocus.training.run_folder import (
     ASKED_FILE,
     CHECKPOINT_FILE,
@@ -62,8 +64,16 @@ def asked_for(options: Mapping[str, Any]) -> dict[str, Any]:
         asked["setting"] = {
             name.strip(): value for name, _, value in (text.partition("=") for text in options["setting"])
         }
+    _check_names(*(value for value in asked.values() if isinstance(value, str)), options.get("output"))
     plain: dict[str, Any] = json.loads(json.dumps(asked))
     return plain
+
+
+def _check_names(*paths: Any) -> None:
+    """Refuse paths that the files of a run could not name, before anything is learnt."""
+    for path in map(str, filter(None, paths)):
+        if not is_writable_text(path):
+            raise BadRun(f"the name {shown(path)} is not UTF-8, so a run cannot keep it. Rename the folder or file.")
 
 
 def choose_run(asked: dict[str, Any], data: str, output: Path | None, *, resume: bool = False) -> Choice:

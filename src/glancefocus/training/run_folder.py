@@ -17,6 +17,7 @@ from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.run_data import class_differences, classes_of_run
 from glancefocus.training.settings import STAGES, TrainSettings
+from glancefocus.typed import Fields, read_json
 
 REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
@@ -127,13 +128,11 @@ def settings_of(folder: Path) -> TrainSettings:
 def read_table(file: Path) -> dict[str, Any]:
     """A table of a run out of its JSON file."""
     try:
-        if not file.is_file() or file.stat().st_size > _MOST_TABLE_BYTES:
-            raise ValueError("it is too large, or no file")
-        table = json.loads(file.read_bytes().decode("utf-8"))
-        if not isinstance(table, dict):
-            raise ValueError("it is no table")
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadRun(f"{file} is damaged ({error}). Start in another folder.") from None
+        table = Fields(read_json(file, _MOST_TABLE_BYTES)).plain
+    except OSError as error:
+        raise BadRun(f"{file} cannot be read: {error.strerror or error}. Start in another folder.") from None
+    except BadSetting as error:
+        raise BadRun(f"{file} is damaged: {error} Start in another folder.") from None
     return table
 
 

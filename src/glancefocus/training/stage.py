@@ -134,15 +134,15 @@ def descend(
     more  for the step; tensors among it have a row for every image and are divided like the batch
     """
     accelerator = workshop.accelerator
-    parts = min(workshop.settings.accumulation, images.shape[0])
+    parts = min(workshop.settings.accumulation, images.shape[0])  # of sizes that differ by one at the most
     optimizer.zero_grad()
     total, numbers = 0.0, []
-    chunks = list(zip(images.chunk(parts), labels.chunk(parts), strict=True))
-    divided = {name: value.chunk(parts) for name, value in more.items() if isinstance(value, Tensor)}
+    chunks = list(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True))
+    divided = {name: value.tensor_split(parts) for name, value in more.items() if isinstance(value, Tensor)}
     for index, (some_images, some_labels) in enumerate(chunks):
         own = {name: pieces[index] for name, pieces in divided.items()}
         share = some_images.shape[0] / images.shape[0]
-        with _sync(step, index == len(chunks) - 1):
+        with _sync(step, index == len(chunks) - 1), _single_images(workshop.settings, some_images.shape[0]):
             with accelerator.autocast():
                 loss, facts = step(some_images, some_labels, **{**more, **own})
             accelerator.backward(loss * share)
@@ -178,6 +178,21 @@ def what_to_lower(stage: str, settings: TrainSettings) -> str:
         "joint": "joint.encoder_lr, joint.classifier_lr and aim.lr",
     }.get(stage, f"{stage if stage in STAGES else 'backbone'}.lr")  # rivals are tuned as the backbone was
     return f"Lower {rates}" + ("" if settings.precision == "no" else ", or leave out --precision,")
+
+
+@contextlib.contextmanager
+def _single_images(settings: TrainSettings, count: int) -> Iterator[None]:
+    """A batch norm after a map of one pixel cannot learn from a single image: that is a sentence."""
+    try:
+        yield
+    except ValueError as error:
+        if count > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise BadRun(
+            f"batches of {settings.batch_size} images are computed one image at a time (--accumulation {settings.accumulation}, or "
+            "as many processes as images), and batch norms of this network need at least two. Use fewer parts or processes, or a "
+            "larger --batch-size."
+        ) from None
 
 
 @contextlib.contextmanager

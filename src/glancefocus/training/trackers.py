@@ -13,10 +13,12 @@ from typing import Any
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.files import cache_path, write_text
+from glancefocus.typed import read_json
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 NONE = "none"
 STATE_FILE = "trackers.json"
+_MOST_STATE_BYTES = 1 << 20
 BOOKKEEPING = frozenset({"stage", "stage_number", "epoch", "epochs", "images_per_s"})
 """Values of a row that say where a run is, not how good it is."""
 
@@ -147,14 +149,14 @@ def _store_settings(name: str, tracker: Any, settings: dict[str, Any]) -> None:
 
 def _read_state(file: Path) -> dict[str, dict[str, Any]]:
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
+        plain = read_json(file, _MOST_STATE_BYTES)
         return {
             str(name): {"run": None if known["run"] is None else str(known["run"]), "steps": int(known["steps"])}
             for name, known in plain.items()
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, BadSetting, ValueError, TypeError, KeyError, AttributeError):
         raise BadRun(f"{file} is damaged. Delete it; trackers then begin a new run.") from None
 
 
