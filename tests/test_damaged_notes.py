@@ -1,6 +1,7 @@
 """A finished run whose bundle was changed since: one sentence."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,9 @@ RIGHT: dict[str, Any] = {"validation_accuracy_per_look": [0.5, 0.6, 0.7]}
 
 @pytest.mark.parametrize("odd", [None, 3, "x", [], {}, ["a"], {"sentence": 3}, {"sentence": "a", "points": [{"a": 1}]}])
 @pytest.mark.parametrize("name", ["aims", "verdict", "validation_accuracy_per_look"])
-def test_notes_of_another_kind_are_a_sentence(
-    name: str, odd: Any, small_bundle: Callable[..., Bundle], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notes_of_another_kind_are_a_sentence(name: str, odd: Any, small_bundle: Callable[..., Bundle]) -> None:
     bundle = small_bundle(notes={**RIGHT, name: odd})
-    try:
-        with _damaged_notes(Path("bundle")):
-            _say_result(bundle, Path("run"), as_json=False)
-    except BadBundle as error:
-        assert str(error).startswith("the bundle bundle is damaged: notes.")
-    else:
-        assert (name, odd) in (("validation_accuracy_per_look", []), ("aims", {"sentence": "a", "points": [{"a": 1}]}))
+    harmless = (name, odd) in (("validation_accuracy_per_look", []), ("aims", {"sentence": "a", "points": [{"a": 1}]}))
+    wanted = nullcontext() if harmless else pytest.raises(BadBundle, match=r"^the bundle bundle is damaged: notes\.")
+    with wanted, _damaged_notes(Path("bundle")):
+        _say_result(bundle, Path("run"), as_json=False)

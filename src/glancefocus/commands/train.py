@@ -9,7 +9,7 @@ from typing import Any
 
 from glancefocus.bundle import Bundle
 from glancefocus.commands.printing import notice, print_verdict, say
-from glancefocus.early_exit.look_record import MOST_LOOKS
+from glancefocus.costs import MOST_LOOKS
 from glancefocus.errors import BadBundle, BadRun, BadSetting
 from glancefocus.memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.finish import finished_bundle
