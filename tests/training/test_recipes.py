@@ -189,3 +189,5 @@ def test_the_joint_stage_takes_the_settings_of_stage_two_and_tuned_rivals_those_
 def test_rounds_without_the_stages_that_they_repeat_are_refused() -> None:
     with pytest.raises(BadSetting, match="--rounds repeats the stages aim .* but the stages are backbone, glance"):
         train_settings("signs", stages=["initialise"], changes={"rounds": 2})
+    with pytest.raises(BadSetting, match="--rounds repeats the stages aim"):
+        train_settings("signs", stages=["initialise"], assignments=["rounds=2"])

@@ -170,7 +170,8 @@ def _refuse_unused(settings: TrainSettings, assignments: list[str], changes: dic
                 f"{name} is a setting of the stage {stage}, which does not run: the stages are {running}. "
                 "Leave the setting out, or name the stage with --stages."
             )
-    if changes.get("rounds", 1) > 1 and not {"aim", "finetune"} & set(settings.stages):
+    asked = {*changes, *(assignment.partition("=")[0].strip() for assignment in assignments)}
+    if "rounds" in asked and settings.rounds > 1 and not {"aim", "finetune"} & set(settings.stages):
         raise BadSetting(
             f"--rounds repeats the stages aim (2) and finetune (3), but the stages are {running}. Leave it out."
         )
