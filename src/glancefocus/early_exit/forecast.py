@@ -70,22 +70,36 @@ def forecast_of_choosers(
 ) -> Forecast:
     """From the images that chose these thresholds, each judged by thresholds that others of them chose.
 
-    The thresholds that others chose may cost more or less than these do. By how much is seen on all images, and added.
+    The thresholds that others chose may cost more or less than these do. By how much is seen on all images, and added. Other
+    images would have chosen other thresholds: how much that matters is seen from the groups that chose without each other
+    (the jackknife), and widens the interval.
     """
     cost = cost_and_worth(table, thresholds)[0]
-    others = float(np.mean([cost_and_worth(table, chosen)[0] for chosen in judged.chosen]))
-    return _forecast(table, judged.node, judged.correct, cost - others, new_images)
+    others = np.asarray([cost_and_worth(table, chosen)[0] for chosen in judged.chosen])
+    groups = len(others)
+    spread = math.sqrt((groups - 1) / groups * float(np.square(others - others.mean()).sum()))
+    return _forecast(table, judged.node, judged.correct, cost - float(others.mean()), new_images, spread)
 
 
 def _forecast(
-    table: LookTable, node: NDArray[np.int64], correct: NDArray[np.bool_], more: float, new_images: int
+    table: LookTable,
+    node: NDArray[np.int64],
+    correct: NDArray[np.bool_],
+    more: float,
+    new_images: int,
+    spread: float = 0.0,
 ) -> Forecast:
-    """Of images that left at these nodes, with answers that were right or not, if all cost so much more."""
+    """Of images that left at these nodes, with answers that were right or not, if all cost so much more.
+
+    spread  standard deviation of the cost that comes from which images chose
+    """
     random = np.random.default_rng(0)
     count = len(node)
     seen = np.bincount(node, minlength=len(table.cost))
+    draws = mean_costs(seen, table.cost, new_images, random) + more
+    draws += spread * np.random.default_rng(1).standard_normal(DRAWS)
     cost, *cost_interval = np.clip(
-        [seen @ table.cost / count + more, *interval(mean_costs(seen, table.cost, new_images, random) + more)],
+        [seen @ table.cost / count + more, *interval(draws)],
         table.cheapest,
         table.dearest,
     ).tolist()
