@@ -262,5 +262,5 @@ def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
 
 
 def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:
-    data = opened(pictures(tmp_path, {"cat": 4, "dog": 4, "eel": 0}))
+    data = opened(pictures(tmp_path, {"cat": 10, "dog": 10, "eel": 0}))
     assert data.remarks == ["no training images of the class 'eel': nothing can be learnt about it."]

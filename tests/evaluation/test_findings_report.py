@@ -383,7 +383,11 @@ def test_patches_of_a_size_are_counted_over_all_focus_looks_as_shares_of_all() -
 
 def test_bins_that_nobody_is_in_are_not_drawn() -> None:
     findings = one_size()
-    (axes,) = reliability_figure(findings.reliability, findings.calibration_error).axes
+    axes, counts = reliability_figure(findings.reliability, findings.calibration_error).axes
+    assert (counts.get_xlabel(), counts.get_ylabel()) == ("confidence (%)", "images")
+    assert sum(bar.get_height() for bar in counts.patches[: len(findings.reliability[0])]) == sum(
+        each["count"] for each in findings.reliability[0]
+    )
     diagonal, glance, *_ = axes.lines
     assert diagonal.get_xydata().tolist() == [[0.0, 0.0], [100.0, 100.0]]
     assert glance.get_xydata().tolist() == [[75.0, 50.0]]
@@ -435,7 +439,7 @@ def test_every_figure_names_its_axes_and_is_the_same_every_time() -> None:
         "expected_looks": ("expected number of looks E(t)", "accuracy (%)"),
         "patch_sizes": ("multiply-adds per image (millions)", "share of the focus patches (%)"),
         "exit_scores": ("multiply-adds per image (millions)", "accuracy (%)"),
-        "reliability": ("confidence (%)", "accuracy (%)"),
+        "reliability": ("", "accuracy (%)"),  # the counts below it name the shared axis
     }
     assert as_svg(accuracy_per_look_figure([0.5, 0.6])) == as_svg(accuracy_per_look_figure([0.5, 0.6]))
 
