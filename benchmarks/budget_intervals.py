@@ -21,16 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.signs import make_signs
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.loading import load
+from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import MemorySplit
-from glancefocus.early_exit.budget import SPARE, direct_within
-from glancefocus.early_exit.look_table import LookTable
-from glancefocus.evaluation.assess import look_table
-from glancefocus.evaluation.budgeting import within_budget
-from glancefocus.evaluation.recording import record_looks
-from glancefocus.loading import load
+from glancefocus.data.worlds.signs import make_signs
+from glancefocus.evaluation.assess import look_table, within_budget
+from glancefocus.evaluation.records import record_looks
+from glancefocus.exits.budget import SPARE, direct_within
+from glancefocus.exits.table import LookTable
 from glancefocus.settings import from_plain
 
 NEW_IMAGES = 3000

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from results import machine, markdown_table, write_section
 
+from glancefocus.bundle.loading import load
 from glancefocus.data.splits import MemorySplit
-from glancefocus.early_exit.budget import direct_curve, geometric_within
-from glancefocus.early_exit.look_table import LookTable, Thresholds
-from glancefocus.early_exit.score import SCORES
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
-from glancefocus.loading import load
+from glancefocus.exits.budget import direct_curve, geometric_within
+from glancefocus.exits.score import SCORES
+from glancefocus.exits.table import LookTable, Thresholds
 
 BUDGETS = 20
 
@@ -95,7 +95,7 @@ def real_costs(folder: Path, split: MemorySplit, budgets: list[float]) -> str:
             command = [
                 sys.executable,
                 "-m",
-                "glancefocus.cli",
+                "glancefocus.cli.main",
                 "predict",
                 str(folder),
                 place,

@@ -20,9 +20,9 @@ from results import machine, markdown_table, write_section
 from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.early_exit.rule import ExitRule
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.made_up import make_up_weights
+from glancefocus.exits.rule import ExitRule
+from glancefocus.network.build import make_up_weights
+from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import ImageBatch
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

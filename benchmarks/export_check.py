@@ -18,8 +18,8 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
+from glancefocus.bundle.loading import load
 from glancefocus.export.samples import Sample, open_sample
-from glancefocus.loading import load
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_TORCH = ("onnxruntime", "numpy", "Pillow")
@@ -42,7 +42,7 @@ def export(python: Path, bundle: Path, folder: Path, to: str, int8: bool, count:
     """What `gf export --json` tells."""
     words = ["export", bundle, "--to", to, "-o", folder, "--images", "signs", "--max-images", count, "--json"]
     words += ["--int8", "--calibrate", "signs"] if int8 else []
-    command = [str(python), "-m", "glancefocus.cli", *map(str, words)]
+    command = [str(python), "-m", "glancefocus.cli.main", *map(str, words)]
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=surroundings, check=False)
     if done.returncode:

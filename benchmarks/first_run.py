@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from results import machine, markdown_table, write_section
 
-GF = [sys.executable, "-m", "glancefocus.cli"]
+GF = [sys.executable, "-m", "glancefocus.cli.main"]
 _UNITS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
 
 

@@ -24,7 +24,7 @@ PROGRAMS: dict[str, list[str]] = {
     BASELINE: ["-c", f"{WHOLE}; {BASELINE}"],
     "import glancefocus": ["-c", "import glancefocus"],
     "import glancefocus, every public name used": ["-c", EVERYTHING],
-    "gf --help": ["-m", "glancefocus.cli", "--help"],
+    "gf --help": ["-m", "glancefocus.cli.main", "--help"],
 }
 
 

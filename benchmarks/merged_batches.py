@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from early_exit import rule_for
 from results import machine, markdown_table, write_section
 from torch import Tensor
 
 import glancefocus as gf
-from early_exit import rule_for
-from glancefocus.early_exit.rule import ExitRule
-from glancefocus.merging import look_at_stream
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.made_up import make_up_weights
+from glancefocus.exits.rule import ExitRule
+from glancefocus.network.build import make_up_weights
+from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.runtimes.choose import RUNTIMES, open_runtime
+from glancefocus.runtime.choose import RUNTIMES, open_runtime
 from glancefocus.scene import ImageBatch
+from glancefocus.stream import look_at_stream
 
 
 def alone(net: Any, scenes: list[ImageBatch], rule: ExitRule, full_batch: int) -> list[Outcome]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.adaptive import look_until_sure
-from glancefocus.commands.bench import BenchAsked, preset_subject
-from glancefocus.early_exit.forced import forced_exits
-from glancefocus.evaluation.bench import Subject, images_needed, in_turns
-from glancefocus.runtimes.choose import RuntimeOptions, open_runtime, runtime_words, set_threads
-from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.bench.forced_exits import forced_exits
+from glancefocus.bench.wall_clock import Subject, images_needed, in_turns
+from glancefocus.cli.bench import BenchAsked, preset_subject
+from glancefocus.loop import look_until_sure
+from glancefocus.runtime.choose import RuntimeOptions, open_runtime, runtime_words, set_threads
+from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_scene
 
 # The presets that are measured, and what they are asked for: exits of the paper, or a budget.

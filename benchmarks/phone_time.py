@@ -20,13 +20,12 @@ import torch
 from results import machine, markdown_table, write_section
 from torch import Tensor
 
-from glancefocus.commands.bench import BenchAsked, preset_subject
-from glancefocus.evaluation.bench import Case, Subject, Timing, bench_opened, images_needed
-from glancefocus.export.formats import Format, format_named
-from glancefocus.export.quiet import quiet
+from glancefocus.bench.wall_clock import Case, Subject, Timing, bench_opened, images_needed
+from glancefocus.cli.bench import BenchAsked, preset_subject
+from glancefocus.export.formats import Format, format_named, quiet
 from glancefocus.export.writing import write_graphs, write_part
 from glancefocus.network.parts import whole_backbone
-from glancefocus.runtimes.network import PartsNetwork
+from glancefocus.runtime.network import PartsNetwork
 
 # Networks, and whether they get the light policy.
 NETWORKS = {"gf-resnet50-96": True, "gf-mobilenetv3-large-100-96": False}

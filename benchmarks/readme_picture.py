@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 import glancefocus as gf
-from glancefocus.data.datasets import open_data
+from glancefocus.data.sources import open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.report import gallery_of
 from glancefocus.training.recipes import train_settings

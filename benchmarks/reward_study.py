@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import open_data
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.sources import open_data
 from glancefocus.evaluation.every_look import evaluate_every_look
-from glancefocus.network.assemble import build
+from glancefocus.network.build import build
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 

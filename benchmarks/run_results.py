@@ -17,16 +17,15 @@ from typing import Any
 from demo_results import summary_of, table_of
 from results import machine, write_section
 
-from glancefocus.bundle import Bundle
-from glancefocus.commands.demo import report_run
-from glancefocus.data.datasets import open_data
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.demo import report_run
+from glancefocus.data.sources import open_data
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation.comparison import compare
-from glancefocus.evaluation.every_look import backbone_accuracy
-from glancefocus.memory import keep_freed_memory
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.evaluation.every_look import backbone_accuracy, compare
+from glancefocus.free_memory import keep_freed_memory
+from glancefocus.network.macs import count_costs
 from glancefocus.settings import from_plain
-from glancefocus.training.backbones import load_backbone
+from glancefocus.training.fitted import load_backbone
 from glancefocus.training.settings import TrainSettings
 
 

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle import Bundle
-from glancefocus.early_exit.budget import direct_curve, solve_at
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import patches_of
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder
-from glancefocus.evaluation.figures import as_png
-from glancefocus.evaluation.findings_figures import draw_findings
-from glancefocus.latency import patches_of
-from glancefocus.memory import keep_freed_memory
+from glancefocus.evaluation.figures import as_png, draw_findings
+from glancefocus.exits.budget import direct_curve, solve_at
+from glancefocus.free_memory import keep_freed_memory
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.commands.bench import BenchAsked, bundle_subject, preset_subject
-from glancefocus.evaluation.bench import Subject, bench, images_needed, usual_cases
-from glancefocus.evaluation.time_shares import SHARES
-from glancefocus.runtimes.choose import runtime_words
+from glancefocus.bench.time_shares import SHARES
+from glancefocus.bench.wall_clock import Subject, bench, images_needed, usual_cases
+from glancefocus.cli.bench import BenchAsked, bundle_subject, preset_subject
+from glancefocus.runtime.choose import runtime_words
 
 # (batch, threads): many images on two cores, and one on a phone.
 SETTINGS = ((64, 2), (1, 1))

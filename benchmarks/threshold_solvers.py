@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from results import machine, markdown_table, write_section
 
-from glancefocus.early_exit.budget import (
+from glancefocus.exits.budget import (
     RELEASED_RATIOS,
     direct_curve,
     genetic_front,
@@ -27,7 +27,7 @@ from glancefocus.early_exit.budget import (
     geometric_curve,
     geometric_within,
 )
-from glancefocus.early_exit.look_table import LookTable
+from glancefocus.exits.table import LookTable
 
 LOOKS, TREE_LOOKS, BUDGETS = 5, 4, 20
 SIZE_MACS, SIZE_GAINS = (0.6e8, 1.0e8, 1.8e8), (0.25, 0.5, 0.75)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import glancefocus as gf
-from glancefocus.bundle import Bundle
-from glancefocus.cli import main
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.main import main
 from glancefocus.look import Look
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.macs import count_costs
+from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import ImageBatch
 
 torch.set_num_threads(1)

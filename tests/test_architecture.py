@@ -11,20 +11,14 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "escaping", "files", "interrupts", "torchvision_whole", "memory", "resize"}, False),
-    (
-        {"ranges", "settings", "typed", "scene", "look", "costs", "latency"},
-        True,
-    ),  # the words: a look holds a scene, a scene is resized by a setting
-    ({"network", "early_exit", "data", "outcome"}, False),
-    ({"runtimes"}, False),
-    (
-        {"adaptive", "merging", "bundle", "bundle_files", "card_header", "hub", "loading", "model_card", "stopping"},
-        True,
-    ),  # a bundle runs the loop
-    ({"evaluation", "export"}, False),
-    ({"training", "serving"}, False),
-    ({"commands"}, False),
+    ({"glancefocus", "errors", "escaping", "files", "interrupts", "torchvision_whole", "free_memory", "resize"}, False),
+    ({"ranges", "settings", "typed", "scene", "look", "costs"}, True),  # a look holds a scene, a scene knows settings
+    ({"network", "exits", "data", "outcome"}, False),
+    ({"runtime"}, False),
+    ({"loop", "stream"}, True),  # the stream runs the two halves of the loop
+    ({"bundle"}, False),
+    ({"evaluation", "bench", "export"}, True),
+    ({"training", "serving", "studies"}, False),
     ({"cli", "__main__"}, True),
 ]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.bundle import Bundle
-from glancefocus.evaluation.bench import Timing
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.made_up import make_up_weights
+from glancefocus.bench.wall_clock import Timing
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.network.build import make_up_weights
+from glancefocus.network.model import GlanceFocus
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

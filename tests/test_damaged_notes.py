@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from glancefocus.bundle import Bundle
-from glancefocus.commands.train import _damaged_notes, _say_result
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.train import _damaged_notes, _say_result
 from glancefocus.errors import BadBundle
 
 RIGHT: dict[str, Any] = {"validation_accuracy_per_look": [0.5, 0.6, 0.7]}

@@ -26,14 +26,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glancefocus as gf
-from glancefocus.bundle import Bundle
-from glancefocus.data.content import DIGEST_DIGITS, Content
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import Latency, device_name
+from glancefocus.data.checking import DIGEST_DIGITS, Content
 from glancefocus.data.split_record import RecordedFile, SplitRecord
-from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
 from glancefocus.errors import GlancefocusError
-from glancefocus.latency import Latency, device_name
-from glancefocus.network import official
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
+from glancefocus.network import checkpoints as official
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS, Preset
 from glancefocus.network.weights import open_safely
 

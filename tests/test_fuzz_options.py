@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from glancefocus.bundle import Bundle
-from glancefocus.cli import main
-from glancefocus.commands import train as train_command
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli import train as train_command
+from glancefocus.cli.main import main
 
 EXAMPLES = os.environ.get("GLANCEFOCUS_FUZZ")
 FUZZ = settings(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.cli import main
+from glancefocus.cli.main import main
 from glancefocus.interrupts import (
     Interrupted,
     InterruptedAgain,
@@ -116,15 +116,15 @@ def test_children_do_not_get_signals_and_their_parent_gets_those_that_came_meanw
 def test_a_command_that_is_interrupted_says_one_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glancefocus.commands.models.list_models", lambda **words: press())
-    monkeypatch.setattr("glancefocus.commands.predict.predict_files", lambda *words, **more: press())
+    monkeypatch.setattr("glancefocus.cli.models.list_models", lambda **words: press())
+    monkeypatch.setattr("glancefocus.cli.predict.predict_files", lambda *words, **more: press())
     with pytest.raises(SystemExit) as end:
         main([verb] if verb == "models" else [verb, "bundle", "a.jpg"])
     assert end.value.code == 130
     assert capsys.readouterr().err == "gf: interrupted.\n"
 
 
-@pytest.mark.parametrize("module", ["glancefocus", "glancefocus.cli"])
+@pytest.mark.parametrize("module", ["glancefocus", "glancefocus.cli.main"])
 def test_an_import_that_is_interrupted_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")

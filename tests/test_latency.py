@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bench.latency import measure_latency
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import Latency, device_name, patches_of
 from glancefocus.errors import BadSetting
-from glancefocus.evaluation.latency import measure_latency
-from glancefocus.latency import Latency, device_name, patches_of
 
 # A glance of 2 ms; look 2 takes 3 ms, look 3 takes 5 ms.
 ONE_SIZE = Latency("a chip", 2, 1, 2.0, ((3.0,), (5.0,)))

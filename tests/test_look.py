@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glancefocus.early_exit.rule import ExitRule
+from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Aim, Look, rows_by_size
 from glancefocus.scene import ImageBatch
 

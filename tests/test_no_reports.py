@@ -43,7 +43,7 @@ GUARDED = """
             print("GUARD", event, what, file=sys.stderr, flush=True)
 
     sys.addaudithook(guard)
-    from glancefocus.cli import main
+    from glancefocus.cli.main import main
 
     for line in sys.stdin.read().splitlines():
         try:

@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 import glancefocus as gf
-from glancefocus.bundle import Bundle
-from glancefocus.cli import main
-from glancefocus.data.csv_lists import read_labelled_csv
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.survey import _sides
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.main import main
+from glancefocus.data.lists import read_labelled_csv
+from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadRun
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
+from glancefocus.training.fitted import _sides
 from glancefocus.training.journal import Journal
 from glancefocus.training.plan import stored_plan
 from glancefocus.training.run_choice import asked_for

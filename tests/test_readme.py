@@ -18,8 +18,8 @@ import torch
 from accelerate.state import AcceleratorState
 
 import glancefocus as gf
-from glancefocus.bundle import Bundle
-from glancefocus.cli import app, main
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.main import app, main
 from glancefocus.data.clips import read_clip
 from glancefocus.training.recipes import train_settings
 
@@ -78,7 +78,7 @@ def place(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(folder)
-        patch.setattr("glancefocus.commands.demo.train_settings", lambda *words, **changes: tiny_demo())
+        patch.setattr("glancefocus.cli.demo.train_settings", lambda *words, **changes: tiny_demo())
         assert run("gf demo") == 0
         torch.save(official.checkpoint("mobilenetv3_large_100_96"), folder / "gfnet_mobilenetv3.pth.tar")
         small_bundle(frames=4, classifier="cascaded").save(folder / "runs" / "gestures" / "bundle")
@@ -130,7 +130,7 @@ def test_the_commands_run_one_after_the_other(
             continue
         if command.startswith("python ") or re.search(IN_A_PROCESS_OF_ITS_OWN, command):
             words = shlex.split(command)[1:]
-            words = words if command.startswith("python ") else ["-m", "glancefocus.cli", *words]
+            words = words if command.startswith("python ") else ["-m", "glancefocus.cli.main", *words]
             done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
             continue

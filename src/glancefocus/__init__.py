@@ -11,12 +11,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glancefocus.adaptive import look_until_sure
-    from glancefocus.bundle import Bundle
-    from glancefocus.early_exit.rule import ExitRule
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.bundle.loading import load
     from glancefocus.errors import GlancefocusError
-    from glancefocus.loading import load
-    from glancefocus.network.assemble import create
+    from glancefocus.exits.rule import ExitRule
+    from glancefocus.loop import look_until_sure
+    from glancefocus.network.build import create
     from glancefocus.outcome import Outcome
 
 __version__ = "0.1.0"
@@ -28,13 +28,13 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
 
 # Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
 _HOMES = {
-    "Bundle": "glancefocus.bundle",
-    "ExitRule": "glancefocus.early_exit.rule",
+    "Bundle": "glancefocus.bundle.bundle",
+    "ExitRule": "glancefocus.exits.rule",
     "GlancefocusError": "glancefocus.errors",
     "Outcome": "glancefocus.outcome",
-    "create": "glancefocus.network.assemble",
-    "load": "glancefocus.loading",
-    "look_until_sure": "glancefocus.adaptive",
+    "create": "glancefocus.network.build",
+    "load": "glancefocus.bundle.loading",
+    "look_until_sure": "glancefocus.loop",
 }
 
 __all__ = [

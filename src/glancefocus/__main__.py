@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command of this process and exit."""
     take_over()
     with farewell(first_farewell(sys.argv[1:])):
-        from glancefocus.cli import main as run
+        from glancefocus.cli.main import main as run
 
         run()
 

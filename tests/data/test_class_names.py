@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from glancefocus.data.class_names import are_imagenet, class_numbers, imagenet_classes
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.labelled import open_labelled
+from glancefocus.data.labelled import are_imagenet, class_numbers, imagenet_classes, open_labelled
+from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from glancefocus.data.datasets import DataSettings, classes_of, open_data
 from glancefocus.data.labelled import open_labelled
+from glancefocus.data.sources import DataSettings, classes_of, open_data
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.clip_splits import ClipFileSplit
-from glancefocus.data.clip_views import augmented_clip, multi_scale_crop, view_any_clip, view_clip
+from glancefocus.data.clip_views import ClipFileSplit, augmented_clip, multi_scale_crop, view_any_clip, view_clip
 from glancefocus.data.splits import AugmentSettings, in_order, scene_batches
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.data import video_files
+from glancefocus.data import video as video_files
 from glancefocus.data.clips import Clip, find_clips, frame_indexes, read_clip
-from glancefocus.data.video_files import Limits, VideoFile
+from glancefocus.data.video import Limits, VideoFile
 from glancefocus.errors import BadClip, MissingExtra
 
 MakeVideo = Callable[..., Path]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from glancefocus.data.checking import without_missing
-from glancefocus.data.csv_lists import read_labelled_csv
-from glancefocus.data.datasets import DataSettings, classes_of, open_data
+from glancefocus.data.lists import read_labelled_csv
+from glancefocus.data.sources import DataSettings, classes_of, open_data
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.datasets import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
-from glancefocus.data.holding_out import hold_out
-from glancefocus.data.signs import SignsSettings
+from glancefocus.data.checking import hold_out
+from glancefocus.data.sources import DataSettings, classes_of, open_data, open_small, read_csv, read_folder
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
+from glancefocus.data.worlds.signs import SignsSettings
 from glancefocus.errors import BadData, BadImage, BadSetting, UnknownName
 from glancefocus.settings import ViewSettings
 

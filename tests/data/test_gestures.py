@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.data.gesture_scenes import CLASSES, GesturesSettings, _place_discs, draw_clip, motion
-from glancefocus.data.gestures import make_gestures
+from glancefocus.data.worlds.gestures import CLASSES, GesturesSettings, _place_discs, draw_clip, make_gestures, motion
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.scene import shrink
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.datasets import DataSettings, open_data
-from glancefocus.data.held_pictures import HeldPictures, held_bytes, held_side_px, hold
-from glancefocus.data.pictures import read_picture
+from glancefocus.data.held_images import HeldPictures, held_bytes, held_side_px, hold
+from glancefocus.data.images import read_picture
+from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
 from glancefocus.errors import BadImage
 from glancefocus.settings import ViewSettings

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.content import Content
-from glancefocus.data.holding_out import hold_out, small_classes, without_copies
+from glancefocus.data.checking import Content, hold_out, small_classes, without_copies
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 

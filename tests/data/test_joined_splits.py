@@ -2,7 +2,7 @@
 
 import torch
 
-from glancefocus.data.joined_splits import JoinedSplit
+from glancefocus.data.labelled import JoinedSplit
 from glancefocus.data.splits import MemorySplit
 from glancefocus.settings import ViewSettings
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
-from glancefocus.data import pictures
-from glancefocus.data.pictures import MAX_PIXELS, as_rgb, as_tensor, find_pictures, read_picture
+from glancefocus.data import images as pictures
+from glancefocus.data.images import MAX_PIXELS, as_rgb, as_tensor, find_pictures, read_picture
 from glancefocus.errors import BadImage
 
 WHITE, BLACK, RED, GREEN = (255, 255, 255), (0, 0, 0), (255, 0, 0), (0, 255, 0)

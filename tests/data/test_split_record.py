@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.data.content import Content, content_of
-from glancefocus.data.datasets import Data, DataSettings, open_data
+from glancefocus.data.checking import Content, content_of
+from glancefocus.data.sources import Data, DataSettings, open_data
 from glancefocus.data.split_record import RecordedFile, SplitRecord
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings

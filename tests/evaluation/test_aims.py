@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadBundle
 from glancefocus.evaluation.aims import aims_check, check_aims, noted_aims
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 
 
 def after(glance: int, *focus: int, images: int = 200) -> NDArray[np.float64]:

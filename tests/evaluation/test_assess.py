@@ -10,11 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from glancefocus.bundle import Bundle
-from glancefocus.early_exit.budget import direct_curve
-from glancefocus.early_exit.curve import best_thresholds
-from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
-from glancefocus.early_exit.look_table import LookTable
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import Latency, device_name
 from glancefocus.evaluation.assess import (
     assess,
     halves,
@@ -25,7 +22,10 @@ from glancefocus.evaluation.assess import (
     solved,
     with_interval,
 )
-from glancefocus.latency import Latency, device_name
+from glancefocus.exits.budget import direct_curve
+from glancefocus.exits.curve import best_thresholds
+from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
+from glancefocus.exits.table import LookTable
 
 MakeBundle = Callable[..., Bundle]
 

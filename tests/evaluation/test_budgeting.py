@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from glancefocus.early_exit.budget import solve_within
-from glancefocus.early_exit.look_table import LookTable
 from glancefocus.errors import BadBudget
-from glancefocus.evaluation.budgeting import within_budget
+from glancefocus.evaluation.assess import within_budget
+from glancefocus.exits.budget import solve_within
+from glancefocus.exits.table import LookTable
 
 
 def world(count: int, seed: int = 0) -> LookTable:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadBundle
 from glancefocus.evaluation.assess import assess
@@ -19,16 +19,16 @@ from glancefocus.evaluation.by_class import (
     Answers,
     accuracy_by_class,
     answers_of,
+    class_sections,
     confusion,
     examples,
     frequent_confusions,
     shortened,
     worst_mistakes,
 )
-from glancefocus.evaluation.class_report import class_sections
-from glancefocus.evaluation.full_report import Training, noted_images, read_metrics, write_report_page
+from glancefocus.evaluation.full_report import Training, noted_images, read_training_curves, write_report_page
 from glancefocus.evaluation.galleries import draw_rows, sheet_of_views
-from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.records import record_looks
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]
@@ -138,11 +138,11 @@ def test_a_whole_report_has_every_section_and_one_without_pictures_none_of_them(
 
 
 def test_a_journal_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
+    assert read_training_curves(tmp_path) == []
     good = {"stage": "aim", "stage_number": 1, "loss": 0.5, "val_accuracy": [0.5]}
     lines = [json.dumps(good), '{"stage": "aim", "stage_num', json.dumps({**good, "val_accuracy": [7]}), "[]"]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert read_metrics(tmp_path) == [good]
+    assert read_training_curves(tmp_path) == [good]
 
 
 def test_counts_of_images_are_checked() -> None:

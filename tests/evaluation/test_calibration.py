@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation import calibration
-from glancefocus.evaluation.calibration import best_temperature, fit_temperatures, reliability
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.evaluation import records as calibration
+from glancefocus.evaluation.records import best_temperature, fit_temperatures, reliability
+from glancefocus.network.model import GlanceFocus
 
 
 def honest() -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.signs import CLASSES, SignsSettings
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.sources import DataSettings
+from glancefocus.data.worlds.signs import CLASSES, SignsSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.evaluation.choosing import Records, choose_images, choosing_and_measuring, looks_folder
 from glancefocus.settings import to_plain

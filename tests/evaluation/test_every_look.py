@@ -6,11 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation.comparison import compare, mac_ratio
-from glancefocus.evaluation.every_look import Evaluation, backbone_accuracy, evaluate_every_look, holds
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.evaluation.every_look import (
+    Evaluation,
+    backbone_accuracy,
+    compare,
+    evaluate_every_look,
+    holds,
+    mac_ratio,
+)
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.settings import ViewSettings

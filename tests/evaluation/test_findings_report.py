@@ -16,10 +16,9 @@ from PIL import Image
 from rich.console import Console
 
 from glancefocus.errors import BadRun
-from glancefocus.evaluation.figures import as_svg
-from glancefocus.evaluation.findings import Findings, Point
-from glancefocus.evaluation.findings_figures import (
+from glancefocus.evaluation.figures import (
     accuracy_per_look_figure,
+    as_svg,
     draw_findings,
     exit_scores_figure,
     expected_looks,
@@ -29,6 +28,7 @@ from glancefocus.evaluation.findings_figures import (
     reliability_figure,
     trade_off_figure,
 )
+from glancefocus.evaluation.findings import Findings, Point
 from glancefocus.evaluation.findings_report import (
     budget_table,
     evenly,

@@ -8,12 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation.figures import as_png
+from glancefocus.evaluation.figures import as_png, rivals_figure
 from glancefocus.evaluation.judge import Member, Weights, cascades_within, judge
-from glancefocus.evaluation.recording import record_looks
-from glancefocus.evaluation.verdict_figures import rivals_figure
+from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.verdict_report import verdict_lines, verdict_lines_of_csv, verdict_section, verdict_table
 
 MakeBundle = Callable[..., Bundle]

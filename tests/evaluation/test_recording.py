@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
-from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.early_exit.score import Entropy, Value
 from glancefocus.errors import BadData
 from glancefocus.evaluation.every_look import evaluate_every_look
-from glancefocus.evaluation.recording import data_fingerprint, record_looks
+from glancefocus.evaluation.records import data_fingerprint, record_looks
+from glancefocus.exits.record import LookRecord
+from glancefocus.exits.score import Entropy, Value
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]

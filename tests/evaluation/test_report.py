@@ -12,11 +12,11 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation import report
 from glancefocus.evaluation.boxes import LookDrawn, looks_taken
-from glancefocus.evaluation.comparison import compare
+from glancefocus.evaluation.every_look import compare
 from glancefocus.evaluation.figures import aims_figure, as_svg, curve_figure, exits_figure, training_figure
 from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.outcome import Outcome

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.rivals import (
@@ -23,8 +23,8 @@ from glancefocus.evaluation.rivals import (
     sizes_with_costs,
     tuned_files,
 )
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_backbone, count_costs
+from glancefocus.network.macs import count_backbone, count_costs
+from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import as_batch, resized
 
 MakeNet = Callable[..., GlanceFocus]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.export.deliver import export_bundle
 from glancefocus.export.samples import made_up
 

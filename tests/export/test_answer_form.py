@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from glancefocus.bundle import Bundle
-from glancefocus.cli import main
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.main import main
 from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
 
 TYPES: dict[str, type | tuple[type, ...]] = {

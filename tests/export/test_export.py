@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from glancefocus.bundle import Bundle
-from glancefocus.cli import main
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.main import main
 from glancefocus.errors import BadExport, MissingExtra
 from glancefocus.export import deliver, writing
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import FORMATS, Format
 from glancefocus.export.samples import calibration_samples, made_up, open_sample
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 
 Described = Callable[[Path], dict[str, Any]]
 
@@ -225,6 +225,6 @@ def test_int8_that_loses_too_much_is_refused(exported_bundle: Bundle) -> None:
 
 
 def test_every_format_is_named_in_the_help() -> None:
-    from glancefocus.commands.words_export import export
+    from glancefocus.cli.words_export import export
 
     assert all(name in (export.__doc__ or "") for name in FORMATS)

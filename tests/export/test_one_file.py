@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 import torch
 
-from glancefocus.bundle import Bundle
-from glancefocus.early_exit.rule import ExitRule
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
+from glancefocus.exits.rule import ExitRule
 from glancefocus.export import one_file
 from glancefocus.export.compare import viewed
 from glancefocus.export.one_file import fits_one_file, shrinking, write_one_file

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.export.deliver import export_bundle
 from glancefocus.export.formats import FORMATS
 

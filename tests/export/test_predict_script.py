@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.export.formats import FORMATS
 from glancefocus.export.script import predict_script
 

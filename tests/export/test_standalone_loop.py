@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadBudget, BadExport, BadSetting
 from glancefocus.export.compare import Comparison, compare, refuse_differences, rounding_decides, ways_of_looking
 from glancefocus.export.formats import FORMATS

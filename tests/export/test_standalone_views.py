@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from glancefocus.data.clips import frame_indexes
-from glancefocus.data.pictures import as_rgb as as_rgb_of_ours
+from glancefocus.data.images import as_rgb as as_rgb_of_ours
 from glancefocus.data.splits import as_pixels
 from glancefocus.data.views import view_picture
 from glancefocus.export.standalone import views

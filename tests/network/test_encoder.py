@@ -8,12 +8,12 @@ import timm
 import torch
 
 import glancefocus as gf
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.clip_encoder import ClipEncoder
 from glancefocus.network.encoder import Encoder, build_backbone, check_backbone, expected_colours
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.macs import count_costs
 from glancefocus.network.presets import network_settings
+from glancefocus.network.temporal_shift import ClipEncoder
 
 # timm's name -> channels and side of the map at 64 px, features of the vector.
 BACKBONES = {

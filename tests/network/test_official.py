@@ -11,18 +11,18 @@ import pytest
 import torch
 
 import glancefocus as gf
-from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadCheckpoint, UnknownName
+from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Look
-from glancefocus.network.assemble import build
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.official import (
+from glancefocus.network.build import build
+from glancefocus.network.checkpoints import (
     MODELS,
     classifier_tensors,
     encoder_tensors,
     load_official,
     policy_tensors,
 )
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS
 
 ANSWERED = ("densenet121_96", "efficientnet_b2_128", "mobilenetv3_large_100_96", "regnety_600m_96", "resnet50_96")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from glancefocus.look import Look
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs, count_macs
+from glancefocus.network.macs import count_costs, count_macs
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, LearntPolicy, RandomPolicy, RandomSizes, draw_px
 from glancefocus.network.presets import network_settings
 from glancefocus.settings import PolicySettings

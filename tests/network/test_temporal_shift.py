@@ -9,12 +9,11 @@ from torch import Tensor
 
 import glancefocus as gf
 from glancefocus.errors import BadSetting
-from glancefocus.network.clip_encoder import ClipEncoder
 from glancefocus.network.encoder import Encoder, build_backbone
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.network.macs import count_costs
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import network_settings
-from glancefocus.network.temporal_shift import add_temporal_shift, shift_frames
+from glancefocus.network.temporal_shift import ClipEncoder, add_temporal_shift, shift_frames
 
 CLIPS = {"frames": 4, "classifier": "cascaded"}
 

@@ -7,7 +7,7 @@ import pytest
 import timm
 
 from glancefocus.errors import UnknownName
-from glancefocus.network.timm_names import refuse_misspelt
+from glancefocus.network.presets import refuse_misspelt
 
 
 def test_no_backbone_of_timm_is_refused() -> None:
@@ -30,7 +30,7 @@ def test_a_misspelt_backbone_is_refused_with_a_suggestion(name: str, near: str) 
 
 def test_neither_torch_nor_timm_is_imported_to_say_so() -> None:
     program = (
-        "import sys; from glancefocus.cli import main\n"
+        "import sys; from glancefocus.cli.main import main\n"
         "try: main(['train', '/nowhere', '--backbone', 'resnet5O'])\n"
         "finally: assert not {'torch', 'timm'} & set(sys.modules)"
     )

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from glancefocus.data.datasets import Data
+from glancefocus.data.sources import Data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.network.encoder import Encoding
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.scene import shrink
 from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import DataSettings, open_data
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.every_look import backbone_accuracy, evaluate_every_look
-from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.report import gallery_of
 from glancefocus.settings import from_plain
-from glancefocus.training.backbones import load_backbone
+from glancefocus.training.fitted import load_backbone
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import prepare_folder

@@ -11,14 +11,21 @@ from torch import Tensor
 from glancefocus.data.splits import MemorySplit, shuffled
 from glancefocus.errors import BadSetting
 from glancefocus.network.encoder import Encoder, build_backbone
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import as_batch, top_left
 from glancefocus.settings import from_plain
-from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places, aims_at, cells_of, strongest_places
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.settings import InitialiseSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage_point import PointStage
+from glancefocus.training.stage_point import (
+    BackboneEvidence,
+    EvidenceShown,
+    Places,
+    PointStage,
+    aims_at,
+    cells_of,
+    strongest_places,
+)
 
 World = Callable[..., Workshop]
 

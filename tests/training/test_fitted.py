@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from glancefocus.data.survey import Survey
 from glancefocus.errors import UnknownName
 from glancefocus.training.fitted import (
     DEFAULT_BACKBONE,
     Fitting,
+    Survey,
     fitted_batch,
     fitted_epochs,
     fitted_recipe,

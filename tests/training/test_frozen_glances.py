@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, shuffled
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, after_exploring, play
 from glancefocus.training.frozen_glances import KeptGlances
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage1_recognise import RecogniseStage
-from glancefocus.training.stage2_aim import AimStage, episode_rewards, play_and_reward
+from glancefocus.training.stage_aim import AimStage, episode_rewards, play_and_reward
+from glancefocus.training.stage_recognise import RecogniseStage
 
 IMAGES, BATCH = 20, 4
 EVERY_BATCH = {"keep_glances_mib": 0}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import glancefocus as gf
-from glancefocus.cli import main
+from glancefocus.cli.main import main
 from glancefocus.errors import BadRun
 from glancefocus.interrupts import Interrupted
 from glancefocus.network.encoder import Encoder
@@ -24,8 +24,8 @@ from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.journal import Journal
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage1_recognise import RecogniseStage
-from glancefocus.training.stage2_aim import AimStage
+from glancefocus.training.stage_aim import AimStage
+from glancefocus.training.stage_recognise import RecogniseStage
 
 pytestmark = pytest.mark.usefixtures("_tiny_world")
 BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks" / "interrupt.py"

@@ -9,16 +9,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from glancefocus.data.datasets import Data, open_data
+from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadRun
-from glancefocus.network.assemble import build
+from glancefocus.network.build import build
 from glancefocus.settings import to_plain
 from glancefocus.training import plan as plan_module
 from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
 from glancefocus.training.memory_need import bytes_per_image, training_bytes
-from glancefocus.training.plan import Plan, StagePlan, measure_plan, parts_that_fit, stored_plan
-from glancefocus.training.plan_words import duration, plan_words
+from glancefocus.training.plan import Plan, StagePlan, duration, measure_plan, parts_that_fit, plan_words, stored_plan
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop

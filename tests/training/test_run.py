@@ -22,10 +22,10 @@ from accelerate import Accelerator
 from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.cli import main
+from glancefocus.cli.main import main
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
-from glancefocus.training.backbones import load_backbone
+from glancefocus.training.fitted import load_backbone
 from glancefocus.training.initialise import glance_side
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
@@ -366,7 +366,7 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
     short = ["--stages", ",".join(stages), *(word for change in changes for word in ("--set", change))]
     words = [*TINY_WORDS, *short, "--rivals", "none", "--processes", "2", "--json", "-o", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "glancefocus.cli", *words], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", "glancefocus.cli.main", *words], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     fact = json.loads(done.stdout)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glancefocus.cli import main
+from glancefocus.cli.main import main
 from glancefocus.errors import BadRun
 from glancefocus.training.run_choice import asked_for, choose_run
 from glancefocus.training.run_folder import locked, prepare_folder

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.content import Content
+from glancefocus.data.checking import Content
 from glancefocus.data.split_record import FILE, RecordedFile, SplitRecord
 from glancefocus.errors import BadRun
-from glancefocus.training.run_data import class_differences, data_differences, keep_data
+from glancefocus.training.run_folder import class_differences, data_differences, keep_data
 
 FILES = {f"cat/{n}.png": Content(9, f"{n:032x}") for n in range(4)} | {
     f"dog/{n}.png": Content(9, f"{n + 9:032x}") for n in range(4)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.early_exit.rule import SizeRule
 from glancefocus.evaluation.assess import look_table
+from glancefocus.exits.record import LookRecord
+from glancefocus.exits.rule import SizeRule
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 

@@ -11,10 +11,10 @@ from glancefocus.data.splits import shuffled
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.policy import RandomPolicy
-from glancefocus.training import stage2_aim
+from glancefocus.training import stage_aim as stage2_aim
 from glancefocus.training.settings import AimSettings
 from glancefocus.training.stage import Moment, NonFinite, Workshop
-from glancefocus.training.stage2_aim import AimStage
+from glancefocus.training.stage_aim import AimStage
 
 World = Callable[..., Workshop]
 STEPS = 220

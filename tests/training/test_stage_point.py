@@ -12,12 +12,11 @@ from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, shu
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import from_plain
-from glancefocus.training.evidence import BackboneEvidence, Places
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage_point import PointStage, pointing_loss
+from glancefocus.training.stage_point import BackboneEvidence, Places, PointStage, pointing_loss
 
 World = Callable[..., Workshop]
 

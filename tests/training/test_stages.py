@@ -14,7 +14,7 @@ from torch import Tensor
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.scene import ImageBatch
 from glancefocus.settings import ViewSettings
@@ -22,9 +22,7 @@ from glancefocus.training.episode import ExploringPolicy, MistakenGlances, play
 from glancefocus.training.loop import build_stage
 from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Stage, Workshop, make_optimizer, set_rates, train_only
-from glancefocus.training.stage1_recognise import RecogniseStage, recognition_loss
-from glancefocus.training.stage3_finetune import FinetuneStage
-from glancefocus.training.stage_joint import distillation_loss
+from glancefocus.training.stage_recognise import FinetuneStage, RecogniseStage, distillation_loss, recognition_loss
 
 VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
 LookWith = Callable[..., Look]

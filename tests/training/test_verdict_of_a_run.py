@@ -10,8 +10,8 @@ import torch
 from accelerate import Accelerator
 
 import glancefocus as gf
-from glancefocus.data.datasets import open_data
-from glancefocus.training.backbones import load_backbone, tune_rivals
+from glancefocus.data.sources import open_data
+from glancefocus.training.fitted import load_backbone, tune_rivals
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop

@@ -1,18 +1,20 @@
 """How a clip becomes the frames that a network looks at: all through one view, and when training all cut alike."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from glancefocus.data.clips import Clip, read_clip
-from glancefocus.data.picture_memory import check_memory
-from glancefocus.data.pictures import as_tensor
-from glancefocus.data.splits import AugmentSettings, shifted
-from glancefocus.data.video_files import Limits
+from glancefocus.data.image_memory import check_memory
+from glancefocus.data.images import as_tensor
+from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, as_pixels, mix, shifted
+from glancefocus.data.video import Limits
 from glancefocus.data.views import Picture, Placement, view_picture, view_tensor
 from glancefocus.errors import BadImage
 from glancefocus.scene import normalise
@@ -119,3 +121,46 @@ def multi_scale_crop(height: int, width: int, view: ViewSettings, draw: random.R
 def _snapped(side: float, wanted_px: int) -> int:
     """A side that nearly fits is made to fit, so that nothing is resized by a pixel or two."""
     return wanted_px if abs(int(side + 1e-6) - wanted_px) < 3 and wanted_px <= side else max(1, int(side + 1e-6))
+
+
+@dataclass
+class ClipFileSplit(FileSplit):
+    """Clips in video files or in folders of frames; their batches are (B, frames, 3, H, W)."""
+
+    frames: int = 8
+
+    @property
+    def fixed(self) -> bool:
+        return False  # frames are drawn from random places in time
+
+    def _reader(self) -> "Dataset[Batch | str]":
+        return _Clips(self.files, self.labels, self.view, self.augment, self.frames)
+
+    def _viewed(self, index: int) -> Tensor:
+        clip, _, _ = view_clip(self.files[index], self.frames, as_pixels(self.view))
+        return (clip * 255).round().to(torch.uint8)
+
+
+class _Clips(Dataset[Batch | str]):
+    """One clip of a split, for the loader's workers; or what is wrong with it."""
+
+    def __init__(
+        self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings, frames: int
+    ) -> None:
+        self.files = files
+        self.labels = labels
+        self.view = view
+        self.augment = augment
+        self.frames = frames
+
+    def __getitem__(self, asked: tuple[int, int | None]) -> Batch | str:
+        index, seed = asked
+        file = self.files[index]
+        try:
+            if seed is None:
+                clip, _, _ = view_clip(file, self.frames, self.view)
+            else:
+                clip = augmented_clip(file, self.frames, self.view, self.augment, mix(seed, index))
+        except BadImage as error:
+            return f"{error} Remove the clip, or let the check of the files skip it (--check-files)."
+        return clip, self.labels[index]

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from PIL import Image
 
-from glancefocus.data.pictures import SUFFIXES, read_picture, walk_visible
-from glancefocus.data.video_files import Limits, VideoFile
+from glancefocus.data.images import SUFFIXES, read_picture, walk_visible
+from glancefocus.data.video import Limits, VideoFile
 from glancefocus.errors import BadClip, BadImage
 
 VIDEO_SUFFIXES = frozenset(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from glancefocus.data.video_files import MAX_FRAME_PIXELS, frame_picture
+from glancefocus.data.video import MAX_FRAME_PIXELS, frame_picture
 from glancefocus.errors import BadClip, MissingExtra
 
 OPEN_SECONDS = 10.0

@@ -4,24 +4,120 @@ Which images trained the network its bundle remembers (split_record), by their c
 called, they are in the split `train` here and in no other.
 """
 
-from collections.abc import Sequence
+import functools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from glancefocus.data.checking import Progress, check_files, without_missing
-from glancefocus.data.class_names import class_numbers
-from glancefocus.data.content import Content
-from glancefocus.data.csv_lists import read_labelled_csv
-from glancefocus.data.datasets import DataSettings, open_data, read_labelled_folder
-from glancefocus.data.joined_splits import JoinedSplit
+from glancefocus.data.checking import Content, Progress, check_files, without_missing
+from glancefocus.data.lists import read_labelled_csv
 from glancefocus.data.media import Medium, medium_of
+from glancefocus.data.sources import DataSettings, open_data, read_labelled_folder
 from glancefocus.data.split_record import CHOOSING, SplitRecord
-from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
-from glancefocus.data.worlds import WORLDS
+from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, Row, Split
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.settings import ViewSettings
+from glancefocus.torchvision_whole import ensure_torchvision
+
+
+class JoinedSplit:
+    """The images of several splits, one after the other, to measure on; training does not use it."""
+
+    def __init__(self, parts: Sequence[Split]) -> None:
+        self.parts = list(parts)
+        self.labels: Tensor = torch.cat([part.labels for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
+        self.boxes: Tensor | None = None
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    @property
+    def fixed(self) -> bool:
+        return all(part.fixed for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        for indexes in order:
+            found = list(self._of_parts(indexes, seed, workers))
+            images, labels = torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
+            part_by_part = torch.tensor(sorted(range(len(indexes)), key=lambda place: self._part(indexes[place])))
+            asked = part_by_part.argsort()
+            yield images[asked], labels[asked]
+
+    def _part(self, index: int) -> int:
+        return bisect_right(self._ends, index)
+
+    def _of_parts(self, indexes: Sequence[int], seed: int | None, workers: int) -> Iterator[Batch]:
+        """The images of a batch, those of each part together."""
+        for number, part in enumerate(self.parts):
+            start = self._ends[number] - len(part)
+            own = [index - start for index in indexes if self._part(index) == number]
+            if own:
+                yield from part.batches([own], seed, workers)
+
+
+IMAGENET_CLASSES = 1000
+
+
+def class_numbers(classes: Sequence[str], wanted: Iterable[str]) -> dict[str, int]:
+    """{name: number} of the wanted names that the network knows, by its own names, or as ImageNet's classes by any of theirs."""
+    own = {name: number for number, name in enumerate(classes)}
+    wanted = set(wanted)
+    if wanted <= own.keys() or not are_imagenet(classes):
+        return {name: own[name] for name in wanted & own.keys()}
+    known = {**_imagenet_numbers(), **own}
+    return {name: known[name] for name in wanted & known.keys()}
+
+
+def are_imagenet(classes: Sequence[str]) -> bool:
+    """Whether these are ImageNet's 1,000 classes in their usual order, under names of ours or WordNet's."""
+    if len(classes) != IMAGENET_CLASSES:
+        return False
+    return all(name in known for name, known in zip(classes, _imagenet_names(), strict=True))
+
+
+def imagenet_classes(count: int) -> tuple[str, ...]:
+    """Names of ImageNet's classes in their usual order where there are 1,000; their numbers otherwise.
+
+    A name is the first synonym; where two classes share it, the WordNet id is added.
+    """
+    if count != IMAGENET_CLASSES:
+        return tuple(str(number) for number in range(count))
+    return tuple(names[0] for names in _imagenet_names())
+
+
+@functools.cache
+def _imagenet_names() -> list[list[str]]:
+    """Names of every class: ours, the WordNet id, all synonyms in one, each synonym."""
+    ensure_torchvision()
+    from timm.data import ImageNetInfo
+
+    info = ImageNetInfo("imagenet-1k")
+    ids = [info.index_to_label_name(number) for number in range(IMAGENET_CLASSES)]
+    synonyms = [info.index_to_description(number) for number in range(IMAGENET_CLASSES)]
+    firsts = [words.split(",")[0] for words in synonyms]
+    ours = [f"{name} ({ids[n]})" if firsts.count(name) > 1 else name for n, name in enumerate(firsts)]
+    return [[ours[n], ids[n], synonyms[n], *synonyms[n].split(", ")] for n in range(IMAGENET_CLASSES)]
+
+
+@functools.cache
+def _imagenet_numbers() -> dict[str, int]:
+    """{name: number} of all names that mean one class only; also with underscores for spaces, as folders are often called."""
+    numbers: dict[str, int] = {}
+    twice: set[str] = set()
+    for number, names in enumerate(_imagenet_names()):
+        for name in {*names, *(name.replace(" ", "_") for name in names)}:
+            if numbers.setdefault(name, number) != number:
+                twice.add(name)
+    ours = {names[0]: number for number, names in enumerate(_imagenet_names())}
+    return {name: number for name, number in numbers.items() if name not in twice} | ours
+
 
 WHOLE = "all"
 """The split of a data set that has none."""

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from glancefocus.data.clip_splits import ClipFileSplit
+from glancefocus.data.clip_views import ClipFileSplit
 from glancefocus.data.clips import clips_inside, holds_frames, read_clip
-from glancefocus.data.pictures import SUFFIXES, read_picture, walk_visible
+from glancefocus.data.images import SUFFIXES, read_picture, walk_visible
+from glancefocus.data.lists import read_video_set
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row
-from glancefocus.data.video_sets import read_video_set
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
 

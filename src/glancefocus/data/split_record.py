@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glancefocus.data.content import DIGEST_DIGITS, Content
+from glancefocus.data.checking import DIGEST_DIGITS, Content
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 

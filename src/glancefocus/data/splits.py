@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from glancefocus.data.pictures import as_tensor, read_picture
+from glancefocus.data.images import as_tensor, read_picture
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage, BadSetting
 from glancefocus.interrupts import children_without_signals

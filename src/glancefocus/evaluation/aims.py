@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.adaptive import KnownGlance, Policy, look_until_sure
 from glancefocus.data.splits import Split, scene_batches
-from glancefocus.early_exit.rule import every_look
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.evaluation.rivals import chosen_rows
 from glancefocus.evaluation.verdict import paired_interval
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.exits.rule import every_look
+from glancefocus.loop import KnownGlance, Policy, look_until_sure
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.ranges import shown
 from glancefocus.scene import as_batch

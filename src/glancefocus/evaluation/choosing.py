@@ -8,20 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.checking import check_files
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.joined_splits import JoinedSplit
-from glancefocus.data.labelled import WHOLE, Labelled, open_labelled, world_settings
+from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
 from glancefocus.data.media import medium_of
-from glancefocus.data.noted_settings import noted_settings
+from glancefocus.data.sources import DataSettings, noted_settings
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split
-from glancefocus.data.worlds import WORLDS
-from glancefocus.early_exit.look_record import ABOUT_FILE, LookRecord
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
-from glancefocus.evaluation.recording import data_fingerprint, record_looks
+from glancefocus.evaluation.records import data_fingerprint, record_looks
+from glancefocus.exits.record import ABOUT_FILE, LookRecord
 
 Progress = Callable[[str, int, int], None]
 

@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from glancefocus.escaping import csv_cell, one_line
-from glancefocus.evaluation.figures import as_png, as_svg, look_names
+from glancefocus.evaluation.figures import as_png, as_svg, draw_findings, expected_looks, look_names
 from glancefocus.evaluation.findings import Findings, Point
-from glancefocus.evaluation.findings_figures import draw_findings, expected_looks
 from glancefocus.evaluation.report import page_of, replace_file, table_html
 from glancefocus.evaluation.verdict_report import verdict_lines_of_csv, verdict_section
 

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import MOST_LOOKS
 from glancefocus.data.splits import Split
-from glancefocus.early_exit.look_record import LookRecord
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.escaping import figure_text, one_line
-from glancefocus.evaluation.by_class import Answers, answers_of, examples, worst_mistakes
-from glancefocus.evaluation.class_report import class_rows, class_sections
+from glancefocus.evaluation.by_class import Answers, answers_of, class_rows, class_sections, examples, worst_mistakes
 from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
 from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import write_findings
 from glancefocus.evaluation.galleries import draw_rows, sheet_of_views
 from glancefocus.evaluation.report import gallery_sections, table_html
+from glancefocus.exits.record import LookRecord
 from glancefocus.files import read_file
 from glancefocus.typed import Fields, number_of, parse_json
 
@@ -69,7 +68,7 @@ def write_report_page(
     write_findings(folder, findings, title=title, more=sections, more_csv=files)
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_training_curves(run: Path) -> list[dict[str, Any]]:
     """The rows of a run's journal that can be read; none where there is no journal."""
     rows = []
     try:

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.adaptive import look_until_sure
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
+from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
 from glancefocus.scene import as_batch, top_left
 from glancefocus.settings import ViewSettings

@@ -9,26 +9,27 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split
-from glancefocus.early_exit.budget import solve_at
-from glancefocus.early_exit.cross_fit import CrossFitted, cross_fitted, fold_of_rows
-from glancefocus.early_exit.look_record import LookRecord
-from glancefocus.early_exit.look_table import LookTable, Thresholds
 from glancefocus.evaluation.assess import look_table, own_thresholds
-from glancefocus.evaluation.rival_times import RivalTimes, measure_times
 from glancefocus.evaluation.rivals import (
     Progress,
+    RivalTimes,
     Size,
     answer_resized,
     cascade_table,
     chosen_rows,
     image_size,
+    measure_times,
     patch_side,
     size_words,
     sizes_with_costs,
 )
 from glancefocus.evaluation.verdict import Answers, Verdict, decide, no_verdict
+from glancefocus.exits.budget import solve_at
+from glancefocus.exits.forecast import CrossFitted, cross_fitted, fold_of_rows
+from glancefocus.exits.record import LookRecord
+from glancefocus.exits.table import LookTable, Thresholds
 from glancefocus.network.weights import load_backbone_weights
 
 MOST_IMAGES = 2000

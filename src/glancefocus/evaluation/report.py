@@ -12,14 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.adaptive import look_until_sure
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit, in_order, scene_batches
-from glancefocus.early_exit.rule import ExitRule
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
-from glancefocus.evaluation.comparison import Comparison
-from glancefocus.evaluation.every_look import seen_at_once
+from glancefocus.evaluation.every_look import Comparison, seen_at_once
 from glancefocus.evaluation.figures import (
     aims_figure,
     as_svg,
@@ -28,7 +25,9 @@ from glancefocus.evaluation.figures import (
     look_names,
     training_figure,
 )
+from glancefocus.exits.rule import ExitRule
 from glancefocus.files import write_file
+from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
 from glancefocus.scene import as_batch, top_left
 

@@ -13,15 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.costs import Costs
+from glancefocus.bench.latency import measure_latency
+from glancefocus.bench.wall_clock import in_turns
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import Costs, device_name
 from glancefocus.data.splits import Split, scene_batches
-from glancefocus.early_exit.look_record import LookRecord, RecordAbout, writing_record
-from glancefocus.early_exit.look_table import LookTable
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.evaluation.recording import data_fingerprint
+from glancefocus.evaluation.records import data_fingerprint
+from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
+from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
 from glancefocus.network.encoder import Encoder
-from glancefocus.network.multiply_adds import count_backbone
+from glancefocus.network.macs import count_backbone
+from glancefocus.runtime.choose import open_backbone
 from glancefocus.scene import as_batch, resized
 from glancefocus.settings import NetworkSettings, to_plain
 
@@ -235,3 +239,43 @@ def _certainty(probabilities: Tensor) -> Tensor:
 def _fingerprint(settings: NetworkSettings, weights: Path, sizes: Sequence[Size], rows: NDArray[np.int64]) -> str:
     told = json.dumps([to_plain(settings), fingerprint(weights), list(sizes)], sort_keys=True)
     return hashlib.sha256(told.encode() + rows.astype("<i8").tobytes()).hexdigest()
+
+
+RUNTIME = "eager"
+
+
+@dataclass(frozen=True)
+class RivalTimes:
+    """Medians for a single image, in milliseconds.
+
+    ours    of leaving after every sequence of patch sizes, in the order of a look table's nodes
+    resized  of the backbone at each size
+    device  in words
+    """
+
+    ours: tuple[float, ...]
+    resized: dict[Size, float]
+    device: str
+
+
+def measure_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 5, warm_up: int = 1) -> RivalTimes:
+    """All of them once in every round, so that a busy moment hits all alike. Reading and resizing files is not part of it."""
+    net, frames = bundle.net, bundle.settings.frames
+    own = Bundle(net, bundle.classes, bundle.costs, score=bundle.score, temperatures=bundle.temperatures).use(RUNTIME)
+    backbone = open_backbone(net, RUNTIME)
+    looks: list[tuple[float, ...]] = []
+
+    def ours() -> None:
+        looks.append(measure_latency(own, repeats=1, warm_up=0).ms_of_tree())
+
+    ways: dict[str, Callable[[], object]] = {"ours": ours}
+    for size in sizes:
+        shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
+        images = torch.zeros(shape, device=bundle.device)
+        ways[str(size)] = lambda images=images: backbone(images)  # type: ignore[misc]
+    times = in_turns(ways, bundle.device, rounds, warm_up)
+    return RivalTimes(
+        ours=tuple(float(ms) for ms in np.median(np.asarray(looks[warm_up:]), axis=0)),
+        resized={size: 1000 * float(np.median(times[str(size)])) for size in sizes},
+        device=f"{device_name(bundle.device)}, {torch.get_num_threads()} threads, batch 1, {RUNTIME}",
+    )

@@ -9,19 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glancefocus.bundle import Bundle
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.escaping import is_writable_text
 from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
 from glancefocus.export.formats import FORMATS, Format, format_named
-from glancefocus.export.int8 import COVERAGES, accuracy, quantise, record_feeds
 from glancefocus.export.manifest import check_exportable, describe, is_export, write_manifest
 from glancefocus.export.one_file import fits_one_file, write_one_file
-from glancefocus.export.readme import export_readme
-from glancefocus.export.samples import Sample, calibration_samples, made_up, open_sample
+from glancefocus.export.samples import (
+    COVERAGES,
+    Sample,
+    accuracy,
+    calibration_samples,
+    made_up,
+    open_sample,
+    quantise,
+    record_feeds,
+)
 from glancefocus.export.script import predict_script
 from glancefocus.export.standalone.loop import Looker
-from glancefocus.export.writing import onnx_to_openvino, write_graphs
+from glancefocus.export.writing import export_readme, onnx_to_openvino, write_graphs
 from glancefocus.files import replace_folder, write_text
 from glancefocus.ranges import shown
 

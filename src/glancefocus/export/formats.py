@@ -1,11 +1,28 @@
 """The formats that a network can be exported to, and what each of them needs."""
 
+import contextlib
 import importlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from glancefocus.errors import MissingEnvironment, MissingExtra, UnknownName
-from glancefocus.export.quiet import quiet
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing below an error is logged, warned of or printed while the block runs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 @dataclass(frozen=True)

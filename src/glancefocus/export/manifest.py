@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import glancefocus
-from glancefocus.bundle import Bundle
-from glancefocus.early_exit.curve import leave_thresholds, rising, stay_thresholds
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting
+from glancefocus.exits.curve import leave_thresholds, rising, stay_thresholds
 from glancefocus.export.formats import Format
 from glancefocus.files import write_text
 from glancefocus.settings import to_plain

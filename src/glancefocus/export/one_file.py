@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from glancefocus.bundle import Bundle
-from glancefocus.early_exit.curve import stay_thresholds
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting
+from glancefocus.exits.curve import stay_thresholds
 from glancefocus.export.compare import Comparison, near_a_tie, refuse_differences, viewed
 from glancefocus.export.samples import Sample
-from glancefocus.runtimes.at_once import outcome_of
-from glancefocus.runtimes.one_graph import OUTPUTS, fits_one_graph, one_graph
-from glancefocus.runtimes.onnx_runtime import open_session
+from glancefocus.runtime.at_once import outcome_of
+from glancefocus.runtime.one_graph import OUTPUTS, fits_one_graph, one_graph
+from glancefocus.runtime.onnx import open_session
 from glancefocus.scene import resized
 from glancefocus.settings import GlanceResize
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoding
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def read_table() -> list[dict[str, Any]]:
 
 def count_preset(preset: Preset) -> dict[str, Any]:
     """One preset with its parameters and multiply-adds, counted on the real modules without computing anything."""
-    from glancefocus.network.multiply_adds import count_costs, count_parameters  # they need torch and timm
+    from glancefocus.network.macs import count_costs, count_parameters  # they need torch and timm
 
     settings, costs = preset.settings, count_costs(preset.settings)
     return {

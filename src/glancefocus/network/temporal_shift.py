@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
+from glancefocus.network.encoder import Encoder, Encoding
 
 # timm's residual blocks -> the first convolution of their branch.
 _FIRST_CONVOLUTION = {
@@ -95,3 +96,35 @@ def _stages(backbone: nn.Module) -> Iterator[list[Any]]:
         blocks = [child for child in module.children() if type(child).__name__ in _FIRST_CONVOLUTION]
         if blocks:
             yield blocks
+
+
+class ClipEncoder(Encoder):
+    """A backbone that sees the frames of a clip as a batch; its answers and vectors are averaged over them.
+
+    frames     of a clip
+    shift_div  1/shift_div of the channels is shifted each way in time; 0: no shift, every frame for itself
+    """
+
+    def __init__(self, backbone: nn.Module, frames: int, shift_div: int) -> None:
+        super().__init__(backbone)
+        self.frames = frames
+        if shift_div > 0:
+            add_temporal_shift(backbone, frames, shift_div)
+
+    def forward(self, images: Tensor) -> Encoding:
+        """What is in B clips.
+
+        images  (B x frames, 3, H, W), the frames of a clip one after the other
+        map     (B, frames x channels, S, S), first all channels of the first frame
+        vector  (B, features), the mean over the frames. The backbone's own head is linear, so that its answer to the mean is the
+                mean of its answers: TSM's consensus
+        """
+        each = super().forward(images)
+        _, channels, rows, columns = each.map.shape
+        maps = each.map.reshape(-1, self.frames * channels, rows, columns)
+        return Encoding(maps, each.vector.reshape(-1, self.frames, each.vector.shape[1]).mean(dim=1))
+
+    def evidence(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The mean over a clip's frames, whose answers are averaged, too."""
+        each = super().evidence(images, labels.repeat_interleave(self.frames))
+        return each.reshape(-1, self.frames, *each.shape[1:]).mean(dim=1)

@@ -12,10 +12,30 @@ from torch import Tensor, nn
 from glancefocus.errors import BadCheckpoint
 from glancefocus.escaping import is_writable_text, one_line
 from glancefocus.files import open_file, read_file
-from glancefocus.memory import available_bytes
+from glancefocus.free_memory import available_bytes
 from glancefocus.network.plain_pickles import DamagedFile, ForeignContent
 from glancefocus.network.torch_files import read_torch_file
-from glancefocus.network.tsm_weights import without_tsm_names
+
+
+def without_tsm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under the backbone's own names; tensors of anything else stay as they are."""
+    if not any(name.startswith("base_model.") for name in tensors):
+        return dict(tensors)
+    foreign = next((name for name in tensors if ".nl." in name), None)
+    if foreign is not None:
+        raise BadCheckpoint(
+            f"this is TSM with non-local blocks (it has {foreign}), which are not built here. "
+            "Give one of TSM's checkpoints without `_nl`."
+        )
+    return {_own_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _own_name(name: str) -> str:
+    own = name.removeprefix("base_model.")
+    if own.startswith("new_fc."):
+        return own.replace("new_fc.", "fc.", 1)
+    return own.replace(".net.", ".", 1)
+
 
 MOST_HEADER_BYTES = 16 << 20
 """Of a .safetensors file: names, shapes and places of its tensors. A thousand tensors take 0.1 MB."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from glancefocus.adaptive import LookingNetwork, Policy, run_looks
-from glancefocus.early_exit.rule import every_look
+from glancefocus.exits.rule import every_look
 from glancefocus.look import Aim, Look
+from glancefocus.loop import LookingNetwork, Policy, run_looks
 from glancefocus.network.policy import draw_one_px
 from glancefocus.scene import Scene
 from glancefocus.training.ppo import gaussian_log_prob

@@ -1,23 +1,24 @@
 """What is measured and written after the last stage: the bundle with thresholds for every budget."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from glancefocus.bundle import Bundle
-from glancefocus.data.datasets import Data
-from glancefocus.early_exit.budget import solve_curve, solve_within
-from glancefocus.early_exit.curve import frozen
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.sources import Data
 from glancefocus.errors import GlancefocusError
-from glancefocus.evaluation.assess import look_table
-from glancefocus.evaluation.budgeting import BEST_ACCURACY
+from glancefocus.evaluation.assess import BEST_ACCURACY, assess, look_table
 from glancefocus.evaluation.choosing import looks_folder
+from glancefocus.evaluation.full_report import Training, read_training_curves, write_report_page
 from glancefocus.evaluation.judge import Weights, judge
-from glancefocus.evaluation.recording import record_looks
+from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.rivals import Progress, tuned_files
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.network.multiply_adds import count_costs
+from glancefocus.exits.budget import solve_curve, solve_within
+from glancefocus.exits.curve import frozen
+from glancefocus.network.macs import count_costs
+from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import load_checkpoint
 from glancefocus.training.journal import read_metrics
@@ -25,6 +26,7 @@ from glancefocus.training.run_folder import (
     BACKBONE_FILE,
     BUNDLE_FOLDER,
     CHECKPOINT_FILE,
+    REPORT_FOLDER,
     SETTINGS_FILE,
     alike,
     settings_of,
@@ -99,3 +101,24 @@ def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
         torch.equal(weights[name].cpu(), tensor) for name, tensor in checkpoint.net.items()
     )
     return bundle if same else None
+
+
+def write_run_report(bundle: Bundle, data: Data, settings: TrainSettings, folder: Path) -> Path:
+    """Write the page into the run's folder; returns its file."""
+    source = settings.data.source
+    record = record_looks(
+        bundle, data.val, looks_folder(folder / BUNDLE_FOLDER), source=source, name="val", workers=settings.data.workers
+    )
+    findings = replace(
+        assess(bundle, record, chose=True), aims=bundle.notes.get("aims"), verdict=bundle.notes.get("verdict")
+    )
+    write_report_page(
+        folder / REPORT_FOLDER,
+        findings,
+        bundle,
+        title=f"{folder.name}: {settings.network.backbone} on {source}",
+        record=record,
+        split=data.val,
+        training=Training(read_training_curves(folder), bundle.notes.get("images", {}), data.train),
+    )
+    return folder / REPORT_FOLDER / "report.html"

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from glancefocus.adaptive import KnownGlance, LookingNetwork
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.interrupts import let_through
 from glancefocus.look import Look
+from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.encoder import Encoding
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import Scene, as_batch
 from glancefocus.training.stage import Workshop
 

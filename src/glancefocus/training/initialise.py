@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.data.datasets import Data, open_small
+from glancefocus.data.sources import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import size_in
@@ -20,9 +20,9 @@ from glancefocus.network.encoder import Encoder, Encoding, build_backbone
 from glancefocus.scene import as_batch, resized
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.checkpoint import check_tensors
-from glancefocus.training.evidence import BackboneEvidence, EvidenceShown, Places
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
+from glancefocus.training.stage_point import BackboneEvidence, EvidenceShown, Places
 
 
 class EncoderStep(nn.Module):

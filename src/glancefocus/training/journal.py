@@ -16,7 +16,7 @@ from rich.text import Text
 
 from glancefocus.errors import BadRun
 from glancefocus.escaping import lines_kept
-from glancefocus.training.plan_words import duration
+from glancefocus.training.plan import duration
 from glancefocus.training.trackers import Trackers
 
 METRICS_FILE = "metrics.jsonl"

@@ -16,8 +16,7 @@ from glancefocus.data.splits import mix, scene_batches, shuffled
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.rivals import size_in
 from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, let_through
-from glancefocus.network.glance_focus import GlanceFocus
-from glancefocus.training.backbones import save_weights
+from glancefocus.network.model import GlanceFocus
 from glancefocus.training.checkpoint import (
     BadField,
     Checkpoint,
@@ -29,16 +28,15 @@ from glancefocus.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from glancefocus.training.fitted import save_weights
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
 from glancefocus.training.plan import Plan
 from glancefocus.training.run_folder import BACKBONE_FILE, BEST_FILE, CHECKPOINT_FILE
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, check_finite, what_to_lower
-from glancefocus.training.stage1_recognise import RecogniseStage
-from glancefocus.training.stage2_aim import AimStage
-from glancefocus.training.stage3_finetune import FinetuneStage
-from glancefocus.training.stage_joint import JointStage
+from glancefocus.training.stage_aim import AimStage
 from glancefocus.training.stage_point import PointStage
+from glancefocus.training.stage_recognise import FinetuneStage, JointStage, RecogniseStage
 
 
 def build_stage(name: str, workshop: Workshop) -> Stage:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.network.assemble import build
+from glancefocus.network.build import build
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 

@@ -5,14 +5,13 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from glancefocus.data.datasets import DataSettings, classes_of
-from glancefocus.data.survey import survey
-from glancefocus.data.worlds import WORLDS
+from glancefocus.data.sources import DataSettings, classes_of
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.encoder import check_backbone, has_pretrained_weights
 from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.fitted import DEFAULT_BACKBONE, EFFORTS, Effort, Fitting, fitted_recipe, fitted_sizes
+from glancefocus.training.fitted import DEFAULT_BACKBONE, EFFORTS, Effort, Fitting, fitted_recipe, fitted_sizes, survey
 from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings, clip_defaults, family_defaults
 
 FRESH_GLANCE: dict[str, Any] = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}

@@ -17,33 +17,31 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from glancefocus.bundle import Bundle
-from glancefocus.bundle_files import read_split
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.files import read_split
 from glancefocus.data.checking import Progress
-from glancefocus.data.datasets import Data, open_data
+from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.interrupts import handled
-from glancefocus.network.assemble import build, load_encoders
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.build import build, load_encoders
+from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import to_plain
-from glancefocus.training.backbones import tune_rivals
 from glancefocus.training.checkpoint import write_run_file
-from glancefocus.training.finish import finish_bundle
+from glancefocus.training.finish import finish_bundle, write_run_report
+from glancefocus.training.fitted import tune_rivals
 from glancefocus.training.journal import Journal
 from glancefocus.training.loop import TrainingLoop, build_stage
-from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, stored_plan
-from glancefocus.training.plan_words import plan_words
-from glancefocus.training.run_data import keep_data
+from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, plan_words, stored_plan
 from glancefocus.training.run_folder import (
     BUNDLE_FOLDER,
     CHECKPOINT_FILE,
     PLAN_FILE,
     differences,
+    keep_data,
     locked,
     prepare_folder,
     settings_of,
 )
-from glancefocus.training.run_report import write_run_report
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 from glancefocus.training.trackers import Trackers, chosen_trackers

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glancefocus.data.worlds import WORLDS
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadRun
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock

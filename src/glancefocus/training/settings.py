@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glancefocus.data.datasets import DataSettings
-from glancefocus.data.worlds import WORLDS
+from glancefocus.data.sources import DataSettings
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.ranges import (
     BatchSize,

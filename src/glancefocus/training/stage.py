@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from glancefocus.data.checking import Progress
-from glancefocus.data.datasets import Data
+from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
-from glancefocus.network.glance_focus import GlanceFocus
+from glancefocus.network.model import GlanceFocus
 from glancefocus.training.settings import STAGES, TrainSettings
 
 

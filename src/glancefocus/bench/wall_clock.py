@@ -1,0 +1,308 @@
+"""Wall clock of glancefocus against the plain backbone, side by side: how much of the multiply-adds saved reaches the clock."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glancefocus.bench.forced_exits import forced_exits, planned_exits
+from glancefocus.bench.time_shares import time_shares
+from glancefocus.costs import Costs
+from glancefocus.errors import BadSetting
+from glancefocus.exits.rule import ExitRule
+from glancefocus.loop import look_until_sure
+from glancefocus.network.model import GlanceFocus
+from glancefocus.outcome import Outcome
+from glancefocus.runtime.auto import made_up_images
+from glancefocus.runtime.choose import (
+    RuntimeOptions,
+    installed,
+    open_backbone,
+    open_runtime,
+    runtime_words,
+    set_threads,
+)
+from glancefocus.runtime.network import PartsNetwork
+from glancefocus.scene import as_scene
+
+Progress = Callable[[float], None]
+
+LIGHT_IN = ("eager", "onnx")
+BRIEF_RUNTIMES = ("eager", "onnx", "openvino")
+"""What a user may choose from, and what is the fastest somewhere; measured where installed, unless all runtimes are asked for."""
+BRIEF_BATCHES = (1, 32)
+LEAST_ROUNDS = 3
+"""So many rounds are measured, however long they take."""
+LEAST_IMAGES = 20
+"""With batches smaller than this several are looked at in a round, so that every number of looks is among them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a runtime, images looked at together, threads.
+
+    light_weights  int8 weights where reading them takes the time; the backbone has them, too
+    """
+
+    runtime: str
+    batch: int
+    threads: int
+    light_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is measured, at what.
+
+    net       glancefocus
+    backbone  a network whose focus encoder is the plain backbone to compare with
+    images    (N, ...) normalised
+    exits     after which look each of them leaves, decided beforehand; or
+    rule      by which they leave
+    accuracy, backbone_accuracy  where they are known, on the images measured_on; chosen_on are those that chose the thresholds
+    """
+
+    net: GlanceFocus
+    backbone: GlanceFocus
+    costs: Costs
+    images: Tensor
+    exits: Sequence[int] | None = None
+    rule: ExitRule | None = None
+    accuracy: float | None = None
+    backbone_accuracy: float | None = None
+    measured_on: str = ""
+    chosen_on: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One row of `gf bench`: milliseconds an image, medians over the rounds with their quartiles.
+
+    mac_ratio   how many times fewer multiply-adds than the backbone
+    time_ratio  how many times less time, the median of the ratios within each round
+    quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
+    light_weights  see Case
+    exits       images that left after each look
+    ms_per_look of an image that takes it, aim included
+    shares      of the time, see time_shares.SHARES
+    accuracy, backbone_accuracy  on all of the data, where there is any; not known of light weights, which round
+    rounds      that were measured
+    """
+
+    runtime: str
+    batch: int
+    threads: int
+    backbone_ms: float
+    glancefocus_ms: float
+    mac_ratio: float
+    time_ratio: float
+    quotient: float
+    backbone_ms_low: float
+    backbone_ms_high: float
+    glancefocus_ms_low: float
+    glancefocus_ms_high: float
+    light_weights: bool = False
+    exits: list[int] = field(default_factory=list)
+    ms_per_look: list[float] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)
+    accuracy: float | None = None
+    backbone_accuracy: float | None = None
+    rounds: int = 0
+
+    @property
+    def runtime_words(self) -> str:
+        return runtime_words(self.runtime, light_weights=self.light_weights)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def usual_cases(
+    runtimes: Sequence[str] | None,
+    batches: Sequence[int],
+    threads: int | None,
+    device: torch.device,
+    light_weights: bool | None = None,
+) -> list[Case]:
+    """Every runtime at every batch size; on one thread at batch 1, as on a phone, and otherwise on all cores, unless told.
+
+    runtimes       None: all that are installed; on a CPU without torch.compile, which takes minutes to begin
+    light_weights  in runtimes that can; None: where all runtimes are measured both with and without them, otherwise without
+    """
+    both = light_weights is None and runtimes is None and device.type == "cpu"
+    if runtimes is None:
+        runtimes = [name for name in installed(device) if name != "compile" or device.type == "cuda"]
+    cores = os.cpu_count() or 1
+    return [
+        Case(runtime, batch, threads if threads is not None else 1 if batch == 1 else cores, light)
+        for runtime in runtimes
+        for batch in batches
+        for light in ([False] if runtime not in LIGHT_IN else [False, True] if both else [bool(light_weights)])
+    ]
+
+
+def brief_runtimes(device: torch.device) -> list[str]:
+    """Those of BRIEF_RUNTIMES that are installed."""
+    there = installed(device)
+    return [name for name in BRIEF_RUNTIMES if name in there]
+
+
+def images_needed(batch: int) -> int:
+    """Whole batches, of at least LEAST_IMAGES images."""
+    if batch < 1:
+        raise BadSetting(f"a batch holds at least one image, but batch is {batch}.")
+    return batch * -(-LEAST_IMAGES // batch)
+
+
+def bench(
+    subject: Subject,
+    case: Case,
+    *,
+    rounds: int = 7,
+    warm_up: int = 2,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Timing:
+    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
+
+    seconds   fewer rounds are measured where they would take longer, but LEAST_ROUNDS
+    progress  is told the share of the rounds that is done
+    """
+    _check_rounds(rounds, warm_up)
+    threads_before = torch.get_num_threads()
+    set_threads(case.threads)
+    try:
+        options = RuntimeOptions(light_weights=case.light_weights)
+        net = open_runtime(subject.net, case.runtime, options=options)
+        backbone = open_backbone(subject.backbone, case.runtime, options=options)
+        return bench_opened(
+            subject, case, net, backbone, rounds=rounds, warm_up=warm_up, seconds=seconds, progress=progress
+        )
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def bench_opened(
+    subject: Subject,
+    case: Case,
+    net: GlanceFocus | PartsNetwork,
+    backbone: Callable[[Tensor], Tensor],
+    *,
+    rounds: int = 7,
+    warm_up: int = 2,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Timing:
+    """The same with a network and a backbone that a runtime has opened already."""
+    _check_rounds(rounds, warm_up)
+    batches, rules = _batches(subject, case.batch)
+    ways, outcomes = _ways(net, backbone, batches, rules)
+    times = in_turns(ways, batches[0].device, rounds, warm_up, seconds, progress)
+    outcome, measured = Outcome.join(outcomes), len(times["backbone"])
+    shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, measured // 2))
+    images = sum(batch.shape[0] for batch in batches)
+    mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
+    mac_ratio = subject.costs.backbone_macs / mean_macs
+    looks = torch.bincount(outcome.looks.cpu(), minlength=subject.costs.looks + 1)[1:].tolist()
+    return Timing(
+        **asdict(case),
+        **summary(times, images, mac_ratio),
+        rounds=measured,
+        exits=looks,
+        ms_per_look=ms_per_look,
+        shares=shares,
+        accuracy=None if case.light_weights else subject.accuracy,
+        backbone_accuracy=None if case.light_weights else subject.backbone_accuracy,
+    )
+
+
+def _check_rounds(rounds: int, warm_up: int) -> None:
+    if rounds < 1 or warm_up < 0:
+        raise BadSetting(f"there must be at least 1 round and 0 to warm up, but got {rounds} and {warm_up}.")
+
+
+def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, Any]:
+    """Medians and quartiles of milliseconds an image, the ratio within each round, and the quotient; times in seconds a round."""
+    numbers: dict[str, Any] = {}
+    for who, seconds in times.items():
+        each = [1000 * s / images for s in seconds]
+        low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
+        numbers |= {f"{who}_ms": median, f"{who}_ms_low": low, f"{who}_ms_high": high}
+    ratios = [one / other for one, other in zip(times["backbone"], times["glancefocus"], strict=True)]
+    time_ratio = statistics.median(ratios)
+    return {**numbers, "mac_ratio": mac_ratio, "time_ratio": time_ratio, "quotient": time_ratio / mac_ratio}
+
+
+def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]]:
+    """The images in batches, and by which rule each of them leaves."""
+    batches = list(torch.split(subject.images[: images_needed(batch)], batch))
+    if subject.rule is not None:
+        return batches, [subject.rule] * len(batches)
+    assert subject.exits is not None
+    looks = subject.net.settings.looks
+    starts = range(0, len(batches) * batch, batch)
+    return batches, [forced_exits(subject.exits[start : start + batch], looks) for start in starts]
+
+
+def _ways(
+    net: GlanceFocus | PartsNetwork,
+    backbone: Callable[[Tensor], Tensor],
+    batches: Sequence[Tensor],
+    rules: Sequence[ExitRule],
+) -> tuple[dict[str, Callable[[], object]], list[Outcome]]:
+    """What is measured, by name; and a list that holds the outcomes of the last time that glancefocus looked."""
+    outcomes: list[Outcome] = []
+
+    def look() -> None:
+        outcomes[:] = [look_until_sure(net, as_scene(b), rule) for b, rule in zip(batches, rules, strict=True)]
+
+    def answer() -> None:
+        for images in batches:
+            backbone(images)
+
+    return {"backbone": answer, "glancefocus": look}, outcomes
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    warm_up: int,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, list[float]]:
+    """{way: seconds of each round}: all of them once in every round, in turns forwards and backwards; warming up is not counted.
+
+    seconds, progress  see bench
+    """
+    times: dict[str, list[float]] = {who: [] for who in ways}
+    began = time.perf_counter()
+    with torch.inference_mode():
+        for number in range(-warm_up, rounds):
+            if progress is not None:
+                progress((number + warm_up) / (rounds + warm_up))
+            spent = time.perf_counter() - began
+            another = spent * (number + warm_up + 1) / max(1, number + warm_up)  # if it takes as long as those so far
+            if seconds is not None and number >= LEAST_ROUNDS and another > seconds:
+                break
+            for who in ways if number % 2 == 0 else reversed(list(ways)):
+                started = time.perf_counter()
+                ways[who]()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                if number >= 0:
+                    times[who].append(time.perf_counter() - started)
+    return times
+
+
+def forced_subject(
+    net: GlanceFocus, costs: Costs, shares: Sequence[float], most_images: int, generator: torch.Generator
+) -> Subject:
+    """A network that looks at noise, of which these shares leave after each look; its own focus encoder is the backbone."""
+    images = made_up_images(net.settings, most_images, next(net.parameters()).device, generator)
+    return Subject(net, net, costs, images, exits=planned_exits(shares, most_images))

@@ -1,0 +1,1 @@
+"""Built-in worlds: data sets that are drawn from a seed."""

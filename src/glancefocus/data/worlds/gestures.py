@@ -1,0 +1,270 @@
+"""The built-in world `gestures`: splits of short clips made from a seed, kept on disk, opened without loading them."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glancefocus.data.worlds.cache import Shapes, balanced_label, kept_scenes, scene_stream
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.ranges import Range
+from glancefocus.settings import check_fields
+
+CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
+
+DRAWING_VERSION = 4
+"""Raise it whenever a clip would look different from before: cached clips of another version are not used."""
+
+Box = tuple[float, float, float, float]
+_Colour = tuple[int, int, int]
+
+_AMBER: _Colour = (238, 178, 24)
+_OTHERS: tuple[_Colour, ...] = ((48, 110, 220), (40, 160, 80), (150, 70, 190), (30, 170, 190), (205, 60, 60))
+_FACE = 128.0  # grey of the discs
+_SQUARES, _SQUARE_PX = 3, 2.0  # of the chequer, along one side
+_MARK_REACH_PX = _SQUARES * _SQUARE_PX / 2
+_RING_PX = 2.0
+_MARGIN_PX = 2.0
+_FINER = 4  # discs and marks are drawn so many times finer and averaged, so that they move smoothly
+_Frames = Annotated[int, Range(3, 256)]
+_Side = Annotated[int, Range(64, 1024)]
+_Radius = Annotated[float, Range(8, 256)]  # a mark has no room to move in smaller discs
+_Distractors = Annotated[int, Range(1, 12)]
+
+
+@dataclass(frozen=True)
+class GesturesSettings:
+    """Size of the clips and of the discs in them. A disc's size in pixels does not depend on the clip's."""
+
+    frames: _Frames = 8
+    height: _Side = 128
+    width: _Side = 128
+    radius_min_px: _Radius = 13.0
+    radius_max_px: _Radius = 15.0
+    distractors_max: _Distractors = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.radius_min_px <= self.radius_max_px <= min(self.height, self.width) / 4:
+            raise BadSetting(
+                f"the radius of a disc is to be from {self.radius_min_px} to {self.radius_max_px} px in a clip of "
+                f"{self.height}x{self.width} px. Choose radius_max_px no less than radius_min_px, and at most a quarter "
+                "of the shorter side."
+            )
+
+
+@dataclass(frozen=True)
+class _Disc:
+    """A disc, and where its mark is in each frame, from the disc's middle; (F, 2) as (y, x) in px."""
+
+    y: float
+    x: float
+    radius_px: float
+    colour: _Colour
+    path: NDArray[np.float64]
+
+
+def draw_clip(
+    settings: GesturesSettings, label: int, seed: int | np.random.SeedSequence
+) -> tuple[NDArray[np.uint8], Box | None]:
+    """One clip, and where its amber disc is.
+
+    label   index into CLASSES
+    seed    decides everything else: the same settings, label and seed give the same pixels
+    returns (F, H, W, 3) in [0, 255], and the disc's (top, left, bottom, right) in px, the same in all frames; None for `none`
+    """
+    if not 0 <= label < len(CLASSES):
+        raise BadSetting(f"there is no class {label}. Choose a label from 0 to {len(CLASSES) - 1}.")
+    rng = np.random.default_rng(seed)
+    ground = _draw_ground(settings, rng)
+    discs = _place_discs(settings, label, rng)
+    clip = np.repeat(ground[None].astype(np.float32), settings.frames, axis=0)
+    for disc in discs:
+        _paste_disc(clip, disc)
+    gains = rng.uniform(0.85, 1.1) * rng.uniform(0.97, 1.03, 3)
+    noise = rng.standard_normal(clip.shape, dtype=np.float32)
+    clip = clip * gains.astype(np.float32) + np.float32(rng.uniform(1.0, 4.0)) * noise
+    pixels = clip.clip(0, 255).round().astype(np.uint8)
+    if CLASSES[label] == "none":
+        return pixels, None
+    target, reach = discs[0], discs[0].radius_px
+    return pixels, (target.y - reach, target.x - reach, target.y + reach, target.x + reach)
+
+
+def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(F, 2) where a mark is in each frame, as (y, x) in px from the disc's middle; never further from it than reach_px."""
+    name = CLASSES[label]
+    if name == "still":
+        away, angle = reach_px * math.sqrt(rng.uniform()), rng.uniform(0, 2 * math.pi)
+        return np.tile([away * math.sin(angle), away * math.cos(angle)], (frames, 1))
+    if name == "circle":
+        turn = rng.choice((-1, 1)) * 2 * math.pi * np.arange(frames) / frames
+        angles = rng.uniform(0, 2 * math.pi) + turn
+        away = reach_px * rng.uniform(0.4, 1.0)
+        return away * np.stack([np.sin(angles), np.cos(angles)], axis=1)
+    across = reach_px * rng.uniform(-0.4, 0.4)
+    half_way = math.sqrt(reach_px**2 - across**2) * rng.uniform(0.25, 1.0)
+    along = np.linspace(-half_way, half_way, frames) * (1 if name in ("right", "down") else -1)
+    aside = np.full(frames, across)
+    return np.stack([aside, along] if name in ("left", "right") else [along, aside], axis=1)
+
+
+def _place_discs(settings: GesturesSettings, label: int, rng: np.random.Generator) -> list[_Disc]:
+    """The amber disc first, unless the class is `none`, anywhere in the clip; then others, whose marks move as they like.
+
+    None touches another.
+    """
+    amber = CLASSES[label] != "none"
+    discs: list[_Disc] = []
+    for number in range(1 + int(rng.integers(1, settings.distractors_max + 1))):
+        for _ in range(30):  # a small clip may have no room left: then it has one distractor less
+            radius_px = rng.uniform(settings.radius_min_px, settings.radius_max_px)
+            edge_px = radius_px + _MARGIN_PX
+            y, x = rng.uniform(edge_px, settings.height - edge_px), rng.uniform(edge_px, settings.width - edge_px)
+            if all(math.hypot(y - d.y, x - d.x) > radius_px + d.radius_px + _MARGIN_PX for d in discs):
+                counts = amber and number == 0
+                own = label if counts else int(rng.integers(1, len(CLASSES)))
+                colour = _AMBER if counts else _OTHERS[rng.integers(len(_OTHERS))]
+                reach_px = radius_px - _RING_PX - 1.15 * _MARK_REACH_PX
+                discs.append(_Disc(y, x, radius_px, colour, motion(own, settings.frames, reach_px, rng)))
+                break
+    return discs
+
+
+def _draw_ground(settings: GesturesSettings, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(H, W, 3) a texture of patches of several sizes, the same in all frames."""
+    height, width = settings.height, settings.width
+    ground = np.full((height, width, 3), 1.0) * rng.uniform(80, 150, 3)
+    for cells, spread in ((4, 22.0), (12, 14.0), (32, 8.0)):
+        rows, columns = np.arange(height) * cells // height, np.arange(width) * cells // width
+        coarse = rng.normal(0.0, spread, (cells, cells, 1)) + rng.normal(0.0, spread / 3, (cells, cells, 3))
+        ground += coarse[rows][:, columns]
+    return ground.clip(20, 220)
+
+
+def _paste_disc(clip: NDArray[np.float32], disc: _Disc) -> None:
+    """Draw a disc and its mark into all frames (F, H, W, 3)."""
+    reach = math.ceil(disc.radius_px) + 2
+    top, left = int(disc.y) - reach, int(disc.x) - reach
+    side = 2 * reach + 1
+    # Middles of the fine pixels, from the disc's middle.
+    fine = (np.arange(side * _FINER) + 0.5) / _FINER
+    y, x = fine + top - disc.y, fine + left - disc.x
+    away = np.hypot(y[:, None], x[None])
+    rows, columns = slice(max(0, top), top + side), slice(max(0, left), left + side)
+    part = clip[:, rows, columns]
+    high, wide = part.shape[1:3]
+    own = (slice(rows.start - top, rows.start - top + high), slice(columns.start - left, columns.start - left + wide))
+    ring = _averaged(_averaged(away <= disc.radius_px).T).T[own][..., None]
+    middle = _averaged(_averaged(away <= disc.radius_px - _RING_PX).T).T[own][..., None]
+    marks = np.stack([_chequer(y - mark_y, x - mark_x)[own] for mark_y, mark_x in disc.path])
+    part[:] = part * (1 - ring) + (ring - middle) * np.array(disc.colour, dtype=float) + middle * _FACE
+    part += marks[..., None]
+
+
+def _chequer(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Light and dark squares around 0, whose sum is 0: of the nine, five are dark and four are lighter than those are dark.
+
+    y, x  middles of the fine pixels along each side, from the mark's middle. A square is dark (-80) where the stripes along y and
+          along x have the same sign, and light (100) elsewhere: a sum of products, so that each side is averaged alone.
+    """
+    (there_y, stripes_y), (there_x, stripes_x) = _stripes(y), _stripes(x)
+    squares: NDArray[np.float64] = 10.0 * np.outer(there_y, there_x) - 90.0 * np.outer(stripes_y, stripes_x)
+    return squares
+
+
+def _stripes(along: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Along one side: the mark's share of each pixel, and the same with the sign of its stripes, + - +."""
+    stripe = np.floor((along + _MARK_REACH_PX) / _SQUARE_PX)
+    there = (stripe >= 0) & (stripe < _SQUARES)
+    return _averaged(there), _averaged(np.where(stripe % 2 == 0, 1.0, -1.0) * there)
+
+
+def _averaged(fine: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean of each run of fine pixels along the first axis."""
+    mean: NDArray[np.float64] = fine.reshape(-1, _FINER, *fine.shape[1:]).mean(axis=1)
+    return mean
+
+
+__all__ = ["CLASSES", "SPLITS", "Gestures", "GesturesSettings", "draw_clip", "make_gestures"]
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Gestures:
+    """A finished split.
+
+    clips   (N, F, 3, H, W) uint8; mapped from the cache where there is one, so only what is looked at takes memory
+    labels  (N,) int64, an index into classes
+    boxes   (N, 4) float32, the amber disc's (top, left, bottom, right) in px, the same in all frames, NaN for the
+            class `none`; for measuring where the policy looks, never for training
+    """
+
+    clips: Tensor
+    labels: Tensor
+    boxes: Tensor
+    classes: tuple[str, ...] = CLASSES
+
+    def __len__(self) -> int:
+        return self.clips.shape[0]
+
+
+def make_gestures(
+    split: str,
+    count: int,
+    settings: GesturesSettings,
+    seed: int,
+    *,
+    cache: Path | Literal["default"] | None = "default",
+    progress: Callable[[int, int], None] | None = None,
+) -> Gestures:
+    """The first `count` clips of a split, the classes in equal shares.
+
+    Clip i depends on seed, split, i and settings alone, not on how many there are.
+
+    split     train, val or test: three streams that share no clip
+    cache     folder to keep the clips in; "default" is the one for made data, None keeps them in memory only
+    progress  called with (clips drawn, count) after each clip; not called when the cache has them all
+    """
+    if split not in SPLITS:
+        raise UnknownName("split of gestures", split, SPLITS, f"Choose one of {', '.join(SPLITS)}.")
+    for name, number, least in (("count", count, 1), ("seed", seed, 0)):
+        if not isinstance(number, int) or number < least:
+            raise BadSetting(f"{name} of gestures is {number}. Choose a whole number of at least {least}.")
+    shapes: Shapes = {
+        "clips": ((count, settings.frames, 3, settings.height, settings.width), "|u1"),
+        "labels": ((count,), "<i8"),
+        "boxes": ((count, 4), "<f4"),
+    }
+    about = {
+        "world": "gestures",
+        "drawing_version": DRAWING_VERSION,
+        "split": split,
+        "count": count,
+        "seed": seed,
+        "settings": asdict(settings),
+    }
+    kept = kept_scenes(_drawn(split, count, settings, seed, progress), shapes, about, cache)
+    return Gestures(kept["clips"], kept["labels"], kept["boxes"])
+
+
+def _drawn(
+    split: str, count: int, settings: GesturesSettings, seed: int, progress: Callable[[int, int], None] | None
+) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Clip (F, 3, H, W), label and box (4,) of each in turn."""
+    for index in range(count):
+        label = balanced_label(len(CLASSES), split, seed, index)
+        clip, box = draw_clip(settings, label, scene_stream(split, seed, index))
+        yield (
+            clip.transpose(0, 3, 1, 2),
+            np.array(label),
+            np.array(box if box is not None else [np.nan] * 4, dtype=np.float32),
+        )
+        if progress is not None:
+            progress(index + 1, count)

@@ -1,0 +1,188 @@
+"""Thresholds out of a look table and a budget: everything that users of this layer need."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from glancefocus.errors import BadSetting
+from glancefocus.exits.direct import direct_curve, direct_within, expected_correct
+from glancefocus.exits.forecast import cross_fitted, fold_of_rows
+from glancefocus.exits.genetic import genetic_front, genetic_within
+from glancefocus.exits.geometric import (
+    PAPER_RATIOS,
+    RELEASED_RATIOS,
+    GeometricRule,
+    cost_and_worth,
+    geometric_curve,
+    geometric_shares,
+    geometric_thresholds,
+    geometric_within,
+)
+from glancefocus.exits.table import LookTable, Thresholds, check_budget, check_table
+
+__all__ = [
+    "PAPER_RATIOS",
+    "RELEASED_RATIOS",
+    "SOLVERS",
+    "SPARE",
+    "aim_below",
+    "check_budget",
+    "check_solver",
+    "check_table",
+    "cross_fitted_curve",
+    "direct_curve",
+    "direct_within",
+    "folds_for",
+    "genetic_front",
+    "genetic_within",
+    "geometric_curve",
+    "geometric_shares",
+    "geometric_thresholds",
+    "geometric_within",
+    "solve_at",
+    "solve_curve",
+    "solve_within",
+]
+
+SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
+CURVE_FOLDS = 3  # a whole curve takes long to solve
+SPARE = 0.001  # accuracy that is not worth paying for: a tenth of a percentage point
+
+
+def solve_within(
+    table: LookTable, budget: float | None, *, solver: str | None = None, spare: float = SPARE, seed: int = 0
+) -> Thresholds:
+    """Thresholds within a budget that achieve the most on new images; without a budget the cheapest that are as good as the best.
+
+    Answers are not counted but weighed by how often answers with their score are right (expected.py), because thresholds that
+    follow the answers of a few images are chosen by luck. The paper's rule looks at no answers.
+
+    spare  accuracy that is given up to spend less; not by the paper's rule within a budget, which spends all of it
+    """
+    solver = check_solver(table.sizes, solver)
+    if budget is not None:
+        check_budget(table, budget)
+    most = table.dearest if budget is None else budget
+    if solver == "genetic":
+        return genetic_within(table, most, expected_correct(table), spare=spare, seed=seed)
+    if solver == "direct":
+        return direct_within(table, most, expected_correct(table), spare=spare)
+    rule, wide = GeometricRule(table), solver == "geometric"
+    return (
+        rule.cheapest(expected_correct(table), spare, wide=wide) if budget is None else rule.within(budget, wide=wide)
+    )
+
+
+def aim_below(table: LookTable, budget: float, *, solver: str | None = None, seed: int = 0) -> float:
+    """The budget less what thresholds chosen for it cost more on images that did not choose them; never below one glance.
+
+    Thresholds that just fit into a budget on the images that chose them cost more than that on others, on average: solving for
+    this lower budget instead makes them cost about the budget.
+    """
+    within = []
+
+    def choose(part: LookTable) -> Thresholds:
+        thresholds = solve_within(part, budget, solver=solver, spare=0.0, seed=seed)
+        within.append(cost_and_worth(part, thresholds)[0])
+        return thresholds
+
+    excess = cross_fitted(table, choose, folds_for(table), seed).mean_cost - float(np.mean(within))
+    return max(table.cheapest, budget - max(0.0, excess))
+
+
+def folds_for(table: LookTable) -> int:
+    """Into how many groups images are divided: into more where there are few, so that each choice has nearly all of them.
+
+    With several patch sizes one choice takes seconds.
+    """
+    if table.sizes > 1:
+        return 4
+    return 10 if len(table) < 1000 else 5
+
+
+def check_solver(sizes: int, solver: str | None) -> str:
+    """The solver that was named, or the best one for a network with so many patch sizes; one that does not fit is refused."""
+    solver = ("genetic" if sizes > 1 else "direct") if solver is None else solver
+    if solver not in SOLVERS:
+        raise BadSetting(f"a solver is one of {', '.join(SOLVERS)}, but got {solver!r}.")
+    if (solver == "genetic") != (sizes > 1):
+        raise BadSetting(
+            "with several patch sizes thresholds are found by the solver 'genetic'."
+            if sizes > 1
+            else "the solver 'genetic' is for several patch sizes; this network has one. Use direct or geometric."
+        )
+    return solver
+
+
+def solve_curve(
+    table: LookTable, points: int = 40, *, solver: str | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """The best operating point within each of evenly spaced budgets, from leaving at the glance to every look for everybody.
+
+    accuracy is counted on this table; expected_accuracy is how often answers with such scores are right. By the second, a dearer
+    budget is never worse, unless the solver is the paper's rule.
+    """
+    budgets = np.linspace(table.cheapest, table.dearest, points).tolist()
+    found = solve_at(table, budgets, solver=solver, seed=seed)
+    likely = expected_correct(table)
+    return [
+        {
+            f"budget_{table.unit}": budget,
+            **table.point(thresholds),
+            "expected_accuracy": cost_and_worth(table, thresholds, likely)[1],
+        }
+        for budget, thresholds in zip(budgets, found, strict=True)
+    ]
+
+
+def solve_at(
+    table: LookTable, budgets: Sequence[float], *, solver: str | None = None, seed: int = 0
+) -> list[Thresholds]:
+    """Thresholds within each budget, as `solve_within` finds them, but spending all of it where that helps at all."""
+    budgets, solver = list(budgets), check_solver(table.sizes, solver)
+    for budget in budgets:
+        check_budget(table, budget)
+    if solver == "direct":
+        found = direct_curve(table, budgets, expected_correct(table))
+    elif solver == "genetic":
+        worth = expected_correct(table)
+        front = genetic_front(table, worth, budgets=budgets, seed=seed)
+        found = affordable([(*cost_and_worth(table, th, worth), th) for th in front], budgets, table.leave())
+    else:
+        rule = GeometricRule(table)
+        found = [rule.within(budget, wide=solver == "geometric") for budget in budgets]
+    return [table.leave() if budget <= table.cheapest else th for budget, th in zip(budgets, found, strict=True)]
+
+
+def cross_fitted_curve(
+    table: LookTable, curve: Sequence[dict[str, Any]], *, solver: str | None = None, seed: int = 0
+) -> list[dict[str, Any]]:
+    """The points of a solved curve, as images cost and answer whose thresholds were chosen on others, within the same budgets."""
+    budgets = [point[f"budget_{table.unit}"] for point in curve]
+    fold = fold_of_rows(len(table), CURVE_FOLDS, seed)
+    nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
+    for group in range(int(fold.max()) + 1):
+        rows = np.flatnonzero(fold == group)
+        own = table.rows(rows)
+        found = solve_at(table.rows(np.flatnonzero(fold != group)), budgets, solver=solver, seed=seed)
+        nodes[:, rows] = [own.exits(thresholds) for thresholds in found]
+    return [
+        {
+            f"budget_{table.unit}": point[f"budget_{table.unit}"],
+            **table.point_of_exits(left, np.asarray(point["thresholds"], dtype=np.float32)),
+        }
+        for point, left in zip(curve, nodes, strict=True)
+    ]
+
+
+def affordable(
+    ranked: list[tuple[float, float, Thresholds]], budgets: list[float], otherwise: Thresholds
+) -> list[Thresholds]:
+    """For each budget the most accurate of (cost, accuracy, thresholds) that fit into it, of equal ones the dearest."""
+    chosen = []
+    for budget in budgets:
+        fitting = [entry for entry in ranked if entry[0] <= budget]
+        best = max(fitting, key=lambda entry: (entry[1], entry[0]), default=None)
+        chosen.append(otherwise if best is None else best[2])
+    return chosen

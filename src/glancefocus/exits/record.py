@@ -1,0 +1,252 @@
+"""A look record: what every image of a data set scored and answered after every look, on disk, a few bytes each.
+
+A folder of plain arrays, one file each, that are mapped and not read: writing and opening it takes the same memory for any number
+of images. It is written aside and renamed, so it is whole or not there. It knows which network and which data it is of.
+"""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glancefocus.costs import MOST_LOOKS, MOST_SIZES
+from glancefocus.errors import BadData, BadSetting, UnknownName
+from glancefocus.escaping import one_line
+from glancefocus.exits.score import SCORES
+from glancefocus.exits.table import LookTable, level_sizes
+from glancefocus.files import open_file, replace_folder
+from glancefocus.typed import Fields, read_json, whole_of
+
+FORMAT = 1
+ABOUT_FILE = "about.json"
+MOST_COLUMNS = 100_000
+STORED_SCORES = ("confidence", "entropy", "value")
+_MOST_ABOUT_BYTES = 1 << 20
+_NO_RESERVING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems that cannot
+
+
+@dataclass(frozen=True)
+class RecordAbout:
+    """What a record is of.
+
+    network, data  fingerprints: what was looked with, and at
+    source, split  in words
+    images, looks  how many
+    patch_px       sizes of patches; several make a tree of looks, see LookTable
+    """
+
+    network: str
+    data: str
+    source: str
+    split: str
+    images: int
+    looks: int
+    patch_px: tuple[int, ...]
+
+    @property
+    def nodes(self) -> int:
+        return int(level_sizes(self.looks, len(self.patch_px)).sum())
+
+
+@dataclass(frozen=True)
+class LookRecord:
+    """(N, nodes) arrays: confidence, entropy and value as scores in [0, 1], answer as a class; label (N,)."""
+
+    about: RecordAbout
+    confidence: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    value: NDArray[np.float32]
+    answer: NDArray[np.uint16]
+    label: NDArray[np.uint16]
+
+    def table(
+        self,
+        macs: tuple[int, ...],
+        *,
+        score: str = "confidence",
+        ms: tuple[float, ...] | None = None,
+        seed: int = 0,
+    ) -> LookTable:
+        """The look table for one score.
+
+        macs, ms  of leaving at each node
+        seed      of the random score
+        """
+        if score not in SCORES:
+            raise UnknownName("exit score", score, SCORES, f"Known are {', '.join(SCORES)}.")
+        if score == "random":
+            scores = np.random.default_rng(seed).random(self.confidence.shape, dtype=np.float32)
+        else:
+            scores = np.asarray(getattr(self, score), dtype=np.float32)
+            if not np.isfinite(scores).all():
+                raise BadData(
+                    f"the look record of {self.about.source} is damaged: {score} holds numbers that are not finite."
+                )
+        return LookTable(
+            np.asfortranarray(scores),
+            np.asfortranarray(self.answer == self.label[:, None]),
+            np.asarray(macs, dtype=np.float64),
+            sizes=len(self.about.patch_px),
+            ms=None if ms is None else np.asarray(ms, dtype=np.float64),
+        )
+
+    def check_made_for(self, network: str, data: str | None = None) -> None:
+        """Refuse a record of another network, or of other data."""
+        if self.about.network != network:
+            raise BadData(
+                "this look record was made with another network than the bundle's. Leave it out: it is made anew from the data."
+            )
+        if data is not None and self.about.data != data:
+            raise BadData(
+                f"this look record is of other data ({self.about.source}, {self.about.split}). "
+                "Leave it out: it is made anew from the data."
+            )
+
+    @staticmethod
+    def load(folder: Path) -> "LookRecord":
+        """Open a record; nothing is read before it is needed."""
+        try:
+            about = _read_about(folder / ABOUT_FILE)
+            arrays = {name: _mapped(folder / f"{name}.npy") for name in _layout(about)}
+        except BadSetting as error:
+            raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
+        except Exception as error:  # damaged bytes make numpy fail in many ways
+            reason = getattr(error, "strerror", None) or one_line(str(error), 200)
+            raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
+        for name, (shape, kind) in _layout(about).items():
+            if arrays[name].shape != shape or arrays[name].dtype != kind:
+                raise BadData(f"{folder / name}.npy does not fit the record's other files. Remove the folder.")
+        return LookRecord(about, **arrays)
+
+
+def _read_about(file: Path) -> RecordAbout:
+    """What the record is of; a field that cannot be meant is refused by its name."""
+    fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
+    if fields.whole("format", 0, 10**6) != FORMAT:
+        raise BadSetting("it has another format.")
+    fields.refuse_others({"format", *RecordAbout.__dataclass_fields__})
+    about = RecordAbout(
+        network=fields.text("network", 200),
+        data=fields.text("data", 200),
+        source=fields.text("source", 10_000),
+        split=fields.text("split", 200),
+        images=fields.whole("images", 1, 10**9),
+        looks=fields.whole("looks", 1, MOST_LOOKS),
+        patch_px=tuple(fields.listed("patch_px", MOST_SIZES, lambda value, name: whole_of(value, name, 1, 10**6))),
+    )
+    sizes = len(about.patch_px)
+    if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
+        raise BadSetting(
+            f"about.patch_px and about.looks make more than {MOST_COLUMNS:,} sequences of patches, or none."
+        )
+    return about
+
+
+def _mapped(file: Path) -> NDArray[Any]:
+    open_file(file).close()  # refuses pipes and devices, which numpy would wait for
+    array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def _layout(about: RecordAbout) -> dict[str, tuple[tuple[int, ...], Any]]:
+    whole = (about.images, about.nodes)
+    return {
+        **{name: (whole, np.dtype("<f4")) for name in STORED_SCORES},
+        "answer": (whole, np.dtype("<u2")),
+        "label": ((about.images,), np.dtype("<u2")),
+    }
+
+
+class RecordWriter:
+    """Takes the looks of one batch after another.
+
+    The room that all of them need is reserved first: a full disk is noticed before the first look. Nothing is mapped while it is
+    written, as a disk that fills up then ends the process.
+    """
+
+    def __init__(self, folder: Path, about: RecordAbout) -> None:
+        self.about = about
+        self.folder = folder
+        self.done = 0
+        self.kinds = {name: kind for name, (_, kind) in _layout(about).items()}
+        self.streams: dict[str, BinaryIO] = {}
+        try:
+            for name, (shape, kind) in _layout(about).items():
+                self.streams[name] = stream = (folder / f"{name}.npy").open("xb")
+                header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                _reserve(stream, stream.tell() + int(np.prod(shape)) * kind.itemsize)
+        except OSError as error:
+            self.fail(error)
+
+    def add(self, label: NDArray[Any], **columns: NDArray[Any]) -> None:
+        """Rows (B, nodes) of every array, in the order of the data."""
+        if not all(np.isfinite(columns[name]).all() for name in STORED_SCORES):
+            raise BadData("the network's scores are not numbers; its weights are broken.")
+        try:
+            for name, values in {"label": label, **columns}.items():
+                self.streams[name].write(np.ascontiguousarray(values, dtype=self.kinds[name]).tobytes())
+        except OSError as error:
+            self.fail(error)
+        self.done += len(label)
+
+    def finish(self) -> None:
+        """Flush everything to the disk, and say what it is of."""
+        try:
+            for stream in self.streams.values():
+                stream.flush()
+                os.fsync(stream.fileno())
+            text = json.dumps({"format": FORMAT, **asdict(self.about)})
+            (self.folder / ABOUT_FILE).write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.fail(error)
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            with suppress(OSError):  # what could not be written has been said
+                stream.close()
+
+    def fail(self, error: OSError) -> NoReturn:
+        self.close()
+        raise BadData(
+            f"the look record cannot be written to {self.folder.parent}: {error.strerror or error}. "
+            "Make room on the disk and run the same command again."
+        ) from None
+
+
+def _reserve(stream: BinaryIO, size: int) -> None:
+    """Room for a whole file, where the system can reserve it."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(stream.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in _NO_RESERVING:
+                raise
+
+
+@contextmanager
+def writing_record(folder: Path, about: RecordAbout) -> Iterator[RecordWriter]:
+    """A writer whose record is put in place, whole, when the block ends well; otherwise nothing is left of it."""
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            aside = stack.enter_context(replace_folder(folder))
+        except OSError as error:
+            raise BadData(
+                f"the look record cannot be written to {folder.parent}: {error.strerror or error}. "
+                "Copy the bundle to a folder that can be written."
+            ) from None
+        writer = RecordWriter(aside, about)
+        stack.callback(writer.close)
+        yield writer
+        if writer.done != about.images:
+            raise BadData(f"{writer.done} of {about.images} images were looked at; the look record was not kept.")
+        writer.finish()

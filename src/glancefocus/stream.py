@@ -1,0 +1,181 @@
+"""Streams of small batches whose undecided rows are pooled: rows that leave make room for others, and focus batches stay full.
+
+The loop is the one of adaptive.py. Between its halves the rows that stay may wait for those of other batches at the same look.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from glancefocus.errors import BadSetting
+from glancefocus.exits.rule import ExitRule
+from glancefocus.look import Aim, Look
+from glancefocus.loop import LookingNetwork, Policy, let_go, look_closer, policy_for
+from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.ranges import BatchSize, WaitingMs, checked
+from glancefocus.scene import Scene
+
+FULL_BATCH = 32
+HELD_BATCHES = 8
+"""A scene is held in memory until the last of its rows has left. Rows wait until so many full batches have come after them."""
+
+
+def look_at_stream(
+    net: LookingNetwork,
+    scenes: Iterable[Scene | None],
+    exit_rule: ExitRule,
+    *,
+    full_batch: int = FULL_BATCH,
+    wait_ms: float | None = None,
+    policy: Policy | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Outcome]:
+    """The outcome of every scene, in their order; the same as look_until_sure gives for each alone (but for a random score).
+
+    scenes      None among them: nothing has come. A source that has to wait says so now and then, for limits to be obeyed.
+    full_batch  rows that look closer together, where there are so many
+    wait_ms     nobody waits for others any more once this long has passed since the scene came; None: the stream has time
+    policy      who aims; None: see adaptive.policy_for
+    clock       seconds, counting up
+    """
+    merged = MergedLooks(net, exit_rule, full_batch=full_batch, wait_ms=wait_ms, policy=policy, clock=clock)
+    return _outcomes(merged, scenes)
+
+
+def _outcomes(merged: "MergedLooks", scenes: Iterable[Scene | None]) -> Iterator[Outcome]:
+    for scene in scenes:
+        if scene is not None:
+            merged.add(scene)
+        merged.look_on()
+        yield from merged.finished()
+    merged.look_on(everybody=True)
+    yield from merged.finished()
+
+
+class MergedLooks:
+    """Scenes that are being looked at together: add them, let them look on, and take what is finished."""
+
+    def __init__(
+        self,
+        net: LookingNetwork,
+        exit_rule: ExitRule,
+        *,
+        full_batch: int = FULL_BATCH,
+        wait_ms: float | None = None,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        full_batch = checked(BatchSize, full_batch, "full_batch")
+        if wait_ms is not None:
+            wait_ms = checked(WaitingMs, wait_ms, "wait_ms")
+        refuse_deadline(exit_rule.deadline)
+        self.net = net
+        self.exit_rule = exit_rule
+        self.policy = policy_for(net, exit_rule) if policy is None else policy
+        self.full_batch = full_batch
+        self.wait_s = math.inf if wait_ms is None else wait_ms / 1000
+        self.clock = clock
+        self._recorder = OutcomeRecorder(exit_rule.looks)
+        self._waiting: dict[int, _Waiting] = {}
+        self._counts: deque[int] = deque()
+        self._rows = 0
+
+    def add(self, scene: Scene) -> None:
+        """Glance at a scene; rows below their threshold wait for the next look."""
+        came = self.clock()
+        look = self.exit_rule.calibrated(self.net.glance(scene))
+        first_row = self._rows
+        look = replace(look, rows=look.rows + first_row)
+        self._rows += look.count
+        self._counts.append(look.count)
+        self._settle(look, came, first_row)
+
+    def look_on(self, *, everybody: bool = False) -> None:
+        """The next looks of all that need not wait any longer."""
+        while (number := self._due(everybody)) is not None:
+            waiting = self._waiting.pop(number)
+            look, aim = waiting.joined()
+            look = look_closer(self.net, look, aim, self.exit_rule, self.policy)
+            self._settle(look, waiting.since, waiting.first_row)
+
+    def finished(self) -> Iterator[Outcome]:
+        """The outcomes of the scenes at the front that nobody is left of."""
+        while self._counts and self._recorder.finished(self._counts[0]):
+            yield self._recorder.take(self._counts.popleft(), aims_first=self.exit_rule.score.needs_aim)
+
+    def _settle(self, look: Look, since: float, first_row: float) -> None:
+        staying = let_go(look, self.exit_rule, self.policy, self._recorder)
+        if staying is not None:
+            self._waiting.setdefault(look.number, _Waiting()).add(*staying, since, first_row)
+
+    def _due(self, everybody: bool) -> int | None:
+        """The look whose rows are next: of full batches the furthest, else of late ones the one that others can still join."""
+        full = [number for number, waiting in self._waiting.items() if waiting.rows >= self.full_batch]
+        if full:
+            return max(full)
+        latest, held = self.clock() - self.wait_s, self._rows - HELD_BATCHES * self.full_batch
+        late = (n for n, w in self._waiting.items() if everybody or w.since <= latest or w.first_row < held)
+        return min(late, default=None)
+
+
+class _Waiting:
+    """Rows that wait for the same look.
+
+    since      when the first of their scenes came
+    first_row  of the first of them
+    """
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+        self.aims: list[Aim] = []
+        self.rows = 0
+        self.since = math.inf
+        self.first_row = math.inf
+
+    def add(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
+        self.looks.append(look)
+        if aim is not None:
+            self.aims.append(aim)
+        self.rows += look.count
+        self.since = min(self.since, since)
+        self.first_row = min(self.first_row, first_row)
+
+    def joined(self) -> tuple[Look, Aim | None]:
+        return Look.join(self.looks), Aim.join(self.aims) if self.aims else None
+
+
+def refuse_deadline(deadline: object | None) -> None:
+    """Merged batches cannot keep one."""
+    if deadline is not None:
+        raise BadSetting(
+            "a deadline is for one batch, but merged batches wait for each other. Leave the deadline out, or do not merge."
+        )
+
+
+def in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
+    """Batches of so many images out of a stream. After None, which says that nothing has come, those that are there are a batch."""
+    batch_size = checked(BatchSize, batch_size, "batch_size")
+    return _in_batches(images, batch_size)
+
+
+def _in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
+    batch: list[Tensor] = []
+    for image in images:
+        if image is not None:
+            batch.append(image)
+        if image is None or len(batch) == batch_size:
+            yield batch or None
+            batch = []
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def without_gradients(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """The same, worked out in inference mode; whoever takes them is not in it."""
+    yield from outcomes

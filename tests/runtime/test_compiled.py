@@ -1,0 +1,54 @@
+"""torch.compile: the same answers for any batch, with and without buckets."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.model import GlanceFocus
+from glancefocus.network.parts import Part, take_apart
+from glancefocus.runtime.torch import CompiledRunner, EagerRunner
+
+# torch's own insides, while it compiles
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture
+def parts(small_net: Callable[..., GlanceFocus]) -> list[Part]:
+    return take_apart(small_net(classifier="cascaded", first_answer="own_head", looks=2))
+
+
+@pytest.mark.parametrize("buckets", [False, True])
+def test_compiled_parts_answer_as_eager_ones_for_any_batch(parts: list[Part], buckets: bool) -> None:
+    aim, answer = (next(part for part in parts if part.name == name) for name in ("aim_32", "answer_2"))
+    compiled, eager = CompiledRunner(parts, buckets=buckets, backend="eager"), EagerRunner(parts)
+    for part in (aim, answer):
+        for batch in (1, 3, 2):
+            inputs = part.example(batch, generator=torch.Generator().manual_seed(batch))
+            for one, other in zip(compiled(part.name, *inputs), eager(part.name, *inputs), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_really_compiles(parts: list[Part]) -> None:
+    """One product, which needs no compiler: kernels in C++ take torch half a minute."""
+    answer = parts[-1]
+    compiled = CompiledRunner([answer])
+    inputs = answer.example(2, generator=torch.Generator().manual_seed(0))
+    (logits,) = compiled("answer_2", *inputs)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, answer.module(*inputs), rtol=1e-5, atol=1e-5)
+    assert not logits.requires_grad
+
+
+def test_without_a_compiler_there_is_one_clear_sentence(parts: list[Part], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BadSetting, match="needs a C\\+\\+ compiler, and there is no no-such-compiler"):
+        CompiledRunner(parts)
+
+
+def test_an_unknown_mode_gets_a_suggestion(parts: list[Part]) -> None:
+    with pytest.raises(UnknownName, match="no mode of torch.compile named 'reduce-overheads'. Did you mean 'reduce-ov"):
+        CompiledRunner(parts, mode="reduce-overheads")
+    with pytest.raises(BadSetting, match="half is for a GPU"):
+        CompiledRunner(parts, half=True)
