@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.typed import Fields, list_of, number_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, whole_of
 
 Point = dict[str, Any]
 """thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ...; expected_accuracy: how often answers with such

@@ -1,6 +1,5 @@
 """Measures which runtime is the fastest here, and remembers it."""
 
-import hashlib
 import json
 import statistics
 import time
@@ -14,13 +13,12 @@ from torch import Tensor
 from glancefocus.costs import device_name
 from glancefocus.errors import BadSetting
 from glancefocus.exits.rule import every_look
-from glancefocus.files import cache_folder, write_text
+from glancefocus.files import Cache, cache_folder, fingerprint, write_text
 from glancefocus.look import Aim, Look
-from glancefocus.runtime.graphs import Cache
 from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 CHOICES_FILE = "runtimes.json"
 _MOST_BYTES = 1 << 20
@@ -76,7 +74,7 @@ def made_up_images(
 
 def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
     """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
-    network = hashlib.sha256(json.dumps(to_plain(settings), sort_keys=True).encode()).hexdigest()[:12]
+    network = fingerprint(to_plain(settings))[:12]
     threads = torch.get_num_threads()
     told = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
     return f"{told}, measured {MEASURING_VERSION}"
@@ -118,6 +116,6 @@ def _file(cache: Cache) -> Path | None:
     if cache is None:
         return None
     try:
-        return (cache_folder() if cache == "default" else cache) / CHOICES_FILE
+        return cache_folder(cache) / CHOICES_FILE
     except OSError:
         return None

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.files import Cache
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
-from glancefocus.ranges import BatchSize, Threads, checked
 from glancefocus.runtime.at_once import AtOnce
 from glancefocus.runtime.auto import Looking, made_up_images, measure, recall, remember, situation
 from glancefocus.runtime.forking import check_threads
-from glancefocus.runtime.graphs import Cache, graphs_in, graphs_of
+from glancefocus.runtime.graphs import graphs_in, graphs_of
 from glancefocus.runtime.network import PartsNetwork, Runner
 from glancefocus.runtime.one_graph import fits_one_graph
 from glancefocus.runtime.onnx import OnnxAllLooks, OnnxRunner, onnx_has_gpu
 from glancefocus.runtime.openvino import OpenVinoRunner
 from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple
 from glancefocus.settings import NetworkSettings
+from glancefocus.values import BatchSize, Threads, checked
 
 RUNTIMES = ("plain", "eager", "compile", "onnx", "openvino")
 AUTO = "auto"

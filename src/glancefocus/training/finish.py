@@ -14,11 +14,12 @@ from glancefocus.evaluation.choosing import looks_folder
 from glancefocus.evaluation.full_report import Training, read_training_curves, write_report_page
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.records import record_looks
-from glancefocus.evaluation.rivals import Progress, tuned_files
+from glancefocus.evaluation.rivals import tuned_files
 from glancefocus.exits.budget import solve_curve, solve_within
 from glancefocus.exits.curve import frozen
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
+from glancefocus.progress import Progress
 from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import load_checkpoint
 from glancefocus.training.journal import read_metrics

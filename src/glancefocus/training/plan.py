@@ -21,7 +21,7 @@ from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.memory_need import PROCESS_BYTES, training_bytes
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, what_to_lower
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 BuildStage = Callable[[str, Workshop], Stage]
 

@@ -12,7 +12,6 @@ from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadRun
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock
-from glancefocus.ranges import shown
 from glancefocus.training.run_folder import (
     ASKED_FILE,
     CHECKPOINT_FILE,
@@ -23,6 +22,7 @@ from glancefocus.training.run_folder import (
     settings_of,
 )
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import shown
 
 _SAME_RUN = (
     "output",

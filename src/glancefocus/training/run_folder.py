@@ -17,7 +17,7 @@ from glancefocus.interrupts import farewell
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import write_run_file
 from glancefocus.training.settings import STAGES, TrainSettings
-from glancefocus.typed import Fields, read_json
+from glancefocus.values import Fields, read_json
 
 _NAMES_SHOWN = 3
 

@@ -10,11 +10,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.checking import Progress
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadRun
 from glancefocus.network.model import GlanceFocus
+from glancefocus.progress import Progress
 from glancefocus.training.settings import STAGES, TrainSettings
 
 
