@@ -61,7 +61,7 @@ def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monke
     assert measured == [("eager", False), ("onnx", False), ("openvino", False)]
     measured.clear()
     gf(*words, "--all")
-    assert [runtime for runtime, light in measured if light] == ["eager", "onnx"]
+    assert [runtime for runtime, light in measured if light] == ["onnx"]
     assert {runtime for runtime, light in measured if not light} >= {"plain", "eager", "onnx", "openvino"}
     for more, light in (((), False), (("--light-weights",), True), (("--no-light-weights",), False)):
         measured.clear()
