@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +16,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
 from glancefocus.evaluation.records import record_looks
+from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
 from glancefocus.look import Look, rows_by_size
@@ -168,8 +169,8 @@ class Comparison:
     backbone_accuracy: float | None
     backbone_macs: int
     mac_ratio_at_backbone_accuracy: float | None
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)
+    curve: list[Point]
+    chosen: Point
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -182,8 +183,8 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
     at_random = evaluate_every_look(net, split, RandomPolicy(px, torch.Generator().manual_seed(1)), workers=workers)
     corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
     table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
-    curve = [dict(table.point(np.asarray(point["thresholds"], dtype=np.float32))) for point in bundle.curve]
-    fixed = [dict(table.point(thresholds)) for thresholds in _so_many_looks(table)]
+    curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
+    fixed = [table.point(thresholds) for thresholds in _so_many_looks(table)]
     return Comparison(
         accuracy_per_look=learnt.accuracy_per_look,
         accuracy_per_look_random_aims=at_random.accuracy_per_look,
@@ -218,7 +219,7 @@ def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
         return look_table(bundle, record_looks(bundle, split, Path(folder), source="", name="split", workers=workers))
 
 
-def mac_ratio(curve: list[dict[str, Any]], accuracy: float | None, backbone_macs: int) -> float | None:
+def mac_ratio(curve: list[Point], accuracy: float | None, backbone_macs: int) -> float | None:
     """Backbone's multiply-adds over those of the cheapest operating point that is at least as accurate."""
     if accuracy is None:
         return None
