@@ -13,7 +13,7 @@ ROOT = Path(glancefocus.__file__).parent
 LAYERS: list[tuple[set[str], bool]] = [
     ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole", "resize"}, False),
     (
-        {"values", "free_memory", "settings", "scene", "look", "costs"},
+        {"values", "free_memory", "settings", "region", "scene", "look", "costs"},
         True,
     ),  # a look holds a scene, a scene knows settings
     ({"network", "exits", "data", "outcome"}, False),

@@ -365,7 +365,7 @@ def test_large_images_are_answered_as_small_ones_are(small_bundle: MakeBundle, m
         found = bundle.predict(pictures, merge=merge)
         torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
         torch.testing.assert_close(found.where, expected.where, rtol=0, atol=1e-5)
-    monkeypatch.setattr("glancefocus.scene.FLOATS_AT_ONCE", 5000)  # one channel after the other
+    monkeypatch.setattr("glancefocus.region.FLOATS_PER_CALL", 5000)  # one channel after the other
     torch.testing.assert_close(bundle.predict(pictures).logits, expected.logits, rtol=0, atol=1e-5)
 
 

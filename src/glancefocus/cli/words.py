@@ -24,7 +24,7 @@ LightWeights = Annotated[
     bool,
     Parameter(
         negative="",
-        help="With --runtime onnx or eager: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
         "They are rounded, so a few answers may differ.",
     ),
 ]

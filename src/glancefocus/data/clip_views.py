@@ -17,7 +17,7 @@ from glancefocus.data.video import Limits
 from glancefocus.data.views import Picture, Placement, view_picture, view_tensor
 from glancefocus.errors import BadImage
 from glancefocus.free_memory import check_memory
-from glancefocus.scene import normalise
+from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings
 
 SCALES = (1.0, 0.875, 0.75, 0.66)

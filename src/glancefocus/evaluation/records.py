@@ -19,7 +19,6 @@ from glancefocus.files import fingerprint
 from glancefocus.look import Look
 from glancefocus.loop import run_looks
 from glancefocus.network.model import GlanceFocus
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_batch
 
 Progress = Callable[[int, int], None]
@@ -59,14 +58,14 @@ def record_looks(
         for images, labels in scene_batches(
             split, bundle.settings.view, in_order(len(split), batch_size), None, workers
         ):
-            looks = list(tree_of_looks(bundle.looking, images.to(bundle.device), rule))
+            looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
                 progress(writer.done, len(split))
     return LookRecord.load(place)
 
 
-def tree_of_looks(net: GlanceFocus | PartsNetwork, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
+def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of patch sizes, with what the critic then expects (B,); level by level, each computed once.
 
     With one size that is simply every look.
@@ -122,7 +121,7 @@ class LogitsOfLooks:
 
 
 def fit_temperatures(
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     split: Split,
     *,
     rows: Sequence[int] | None = None,

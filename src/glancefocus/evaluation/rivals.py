@@ -24,8 +24,9 @@ from glancefocus.files import fingerprint
 from glancefocus.network.encoder import Encoder
 from glancefocus.network.macs import count_backbone
 from glancefocus.progress import Progress
+from glancefocus.region import resized
 from glancefocus.runtime.choose import open_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings, to_plain
 
 Size = tuple[int, int]

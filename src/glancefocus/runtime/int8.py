@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from glancefocus.errors import MissingExtra
 from glancefocus.files import replace_files
+from glancefocus.network.encoder import Encoder
 from glancefocus.network.parts import Part
-from glancefocus.runtime.light_heads import head_layers
 
 REWRITING_VERSION = 2
 """Raise it whenever a graph would be rewritten differently: kept graphs of another version are not used."""
@@ -170,6 +171,19 @@ def _attributes(node: Any) -> dict[str, Any]:
     from onnx import helper
 
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def head_layers(module: nn.Module) -> dict[str, nn.GRUCell | nn.Linear]:
+    """{name: layer} of the heads in a part: every GRU and linear layer outside of the encoder, and the encoder's own head."""
+    inside: set[nn.Module] = set()
+    for encoder in (inner for inner in module.modules() if isinstance(inner, Encoder)):
+        own = encoder.backbone.get_classifier()
+        inside |= set(encoder.modules()) - set(own if isinstance(own, tuple) else [own])
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.GRUCell, nn.Linear)) and layer not in inside
+    }
 
 
 def write_light(part: Part, file: Path, light: Path) -> None:

@@ -20,7 +20,8 @@ from glancefocus.evaluation.rivals import size_in
 from glancefocus.files import fingerprint
 from glancefocus.interrupts import let_through
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.region import resized, whole
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.checkpoint import check_tensors
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
@@ -219,7 +220,7 @@ class EncoderStep(nn.Module):
         if self.size is not None:
             seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
         elif self.glance_px is not None:
-            seen = scene.glance(self.glance_px, self.settings.glance_resize)
+            seen = scene.view(whole(self.glance_px, self.settings.glance_resize).at())
         else:
             seen = scene.whole
         encoding: Encoding = self.encoder(seen)

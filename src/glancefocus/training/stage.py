@@ -245,7 +245,7 @@ class KeptGlances:
         if not self.columns:
             # The answer of a classifier that is being trained changes; it is worked out anew from the vector.
             answers = {} if learns(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
-            columns = {"map": look.map, "vector": look.vector, **answers}
+            columns = {"map": look.map, "vector": look.features, **answers}
             count = self.known.shape[0]
             row_bytes = sum(column[0].numel() * column.element_size() for column in columns.values())
             self.full = row_bytes * count > self.limit_bytes
