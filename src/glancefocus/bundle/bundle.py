@@ -28,7 +28,7 @@ from glancefocus.bundle.files import (
 from glancefocus.bundle.hub import hub_name, publish
 from glancefocus.bundle.stopping import Stopping
 from glancefocus.costs import Costs, Latency, device_name
-from glancefocus.data.clip_views import view_any_clip
+from glancefocus.data.clips import view_any_clip
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting

@@ -10,8 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.clip_views import check_frames
-from glancefocus.data.clips import find_clips, frame_indexes, read_clip
+from glancefocus.data.clips import check_frames, find_clips, frame_indexes, read_clip
 from glancefocus.data.images import MAX_BYTES, MAX_PIXELS, find_pictures, read_picture
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Placement, normalise_small, view_pixels

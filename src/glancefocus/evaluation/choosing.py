@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.checking import check_files
-from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
-from glancefocus.data.media import medium_of
-from glancefocus.data.sources import DataSettings, noted_settings
+from glancefocus.data.checking import check_files, medium_of
+from glancefocus.data.labelled import WHOLE, Labelled, open_labelled, world_settings
+from glancefocus.data.sources import DataSettings, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
-from glancefocus.data.splits import FileSplit, Row, Split
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.splits import FileSplit, JoinedSplit, Row, Split
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
 from glancefocus.evaluation.records import data_fingerprint, record_looks
@@ -59,7 +58,7 @@ class Records:
 
     @functools.cached_property
     def _trained_on(self) -> DataSettings | None:
-        return noted_settings(self.bundle.notes)
+        return settings_in_notes(self.bundle.notes)
 
     @property
     def bad_files(self) -> list[str]:

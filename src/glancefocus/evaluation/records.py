@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.labelled import JoinedSplit
-from glancefocus.data.splits import Split, in_order, scene_batches
+from glancefocus.data.splits import JoinedSplit, Split, in_order, scene_batches
 from glancefocus.escaping import one_line
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.exits.rule import ExitRule, every_look

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from glancefocus.data.media import medium_of
+from glancefocus.data.checking import medium_of
 from glancefocus.data.sources import DataSettings, split_rows
-from glancefocus.data.worlds.names import WORLDS, world_classes
+from glancefocus.data.worlds import WORLDS, world_classes
 from glancefocus.files import open_file
 
 """Goes through stages, with a checkpoint in a folder."""
