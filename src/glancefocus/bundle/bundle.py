@@ -34,6 +34,7 @@ from glancefocus.data.image_memory import batch_bytes, bytes_of, in_small_batche
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
+from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import Deadline, ExitRule, every_look
 from glancefocus.exits.score import score_named
 from glancefocus.files import write_text
@@ -72,7 +73,7 @@ class Bundle:
     classes: tuple[str, ...]
     costs: Costs
     thresholds: tuple[Any, ...] | None = None
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None

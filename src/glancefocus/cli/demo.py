@@ -19,12 +19,10 @@ from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.files import write_file
 from glancefocus.free_memory import keep_freed_memory
 from glancefocus.training.checkpoint import write_run_file
-from glancefocus.training.fitted import load_backbone
 from glancefocus.training.journal import read_metrics
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import train
-from glancefocus.training.run_choice import asked_for, choose_run
-from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
+from glancefocus.training.run import load_backbone, train
+from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
 from glancefocus.training.settings import TrainSettings
 
 SCENES_PER_CLASS = 4

@@ -12,8 +12,7 @@ from glancefocus.cli.printing import notice, print_verdict, say
 from glancefocus.costs import MOST_LOOKS
 from glancefocus.errors import BadBundle, BadRun, BadSetting
 from glancefocus.free_memory import is_out_of_memory, keep_freed_memory
-from glancefocus.training.finish import finished_bundle
-from glancefocus.training.run import train
+from glancefocus.training.run import finished_bundle, train
 from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
 from glancefocus.typed import Fields, number_of
