@@ -13,8 +13,7 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bench.forced_exits import forced_exits
-from glancefocus.bench.wall_clock import Subject, images_needed, in_turns
+from glancefocus.bench.wall_clock import Subject, forced_exits, images_needed, in_turns
 from glancefocus.cli.bench import BenchAsked, preset_subject
 from glancefocus.loop import look_until_sure
 from glancefocus.runtime.choose import RuntimeOptions, open_runtime, runtime_words, set_threads

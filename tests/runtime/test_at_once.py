@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from glancefocus.bench.forced_exits import forced_exits
 from glancefocus.bench.latency import measure_latency
 from glancefocus.bench.time_shares import SHARES, ms_of_looks_at_once, time_shares
+from glancefocus.bench.wall_clock import forced_exits
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.exits.rule import Deadline, ExitRule, every_look
 from glancefocus.exits.score import Confidence, Entropy

@@ -12,8 +12,6 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.bench.forced_exits import checked_shares, shares_within
-from glancefocus.bench.same_accuracy import subject_at_backbone_accuracy
 from glancefocus.bench.time_shares import SHARES
 from glancefocus.bench.wall_clock import (
     BRIEF_BATCHES,
@@ -21,8 +19,10 @@ from glancefocus.bench.wall_clock import (
     Timing,
     bench,
     brief_runtimes,
+    checked_shares,
     forced_subject,
     images_needed,
+    shares_within,
     usual_cases,
 )
 from glancefocus.bundle.bundle import Bundle
@@ -30,7 +30,8 @@ from glancefocus.bundle.loading import load
 from glancefocus.cli.printing import Display, display, notice, output, progress_bars, say, tell_bad_files
 from glancefocus.costs import Costs
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.evaluation.choosing import at_backbone_accuracy
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.curve import Point
 from glancefocus.network.build import create, make_up_weights
 from glancefocus.network.macs import count_costs
@@ -206,11 +207,21 @@ def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_image
         )
     backbone = _backbone_of(bundle, folder, asked.backbone)
     records = Records(bundle, data, looks_folder(folder), progress=progress)
-    subject = subject_at_backbone_accuracy(records, backbone, most_images, split=asked.split)
+    found = at_backbone_accuracy(records, backbone, most_images, split=asked.split)
     tell_bad_files(records.bad_files)
     for remark in records.remarks(records.to_measure(asked.split)):
         notice(remark)
-    return subject
+    return Subject(
+        bundle.net,
+        backbone,
+        bundle.costs,
+        found.images,
+        rule=bundle.exit_rule(thresholds=found.thresholds),
+        accuracy=found.accuracy,
+        backbone_accuracy=found.backbone_accuracy,
+        measured_on=found.measured_on,
+        chosen_on=found.chosen_on,
+    )
 
 
 def _backbone_of(bundle: Bundle, folder: Path, file: Path | None) -> GlanceFocus:

@@ -13,9 +13,10 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.loading import load
 from glancefocus.cli.printing import cell, notice, output, progress_bars, say, tell_bad_files
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.evaluation.assess import BEST_ACCURACY, Budgeted, halves, look_table, with_interval, within_budget
-from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
-from glancefocus.evaluation.records import fit_temperatures
+from glancefocus.evaluation.assess import BEST_ACCURACY, halves, look_table, with_interval
+from glancefocus.evaluation.calibration import fit_temperatures
+from glancefocus.evaluation.choosing import Budgeted, Choice, choose_images, choosing_and_measuring, within_budget
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import check_solver, check_table, cross_fitted_curve, solve_curve
 from glancefocus.exits.curve import Point, frozen, leave_thresholds, refuse_budget
 from glancefocus.exits.table import LookTable, Thresholds

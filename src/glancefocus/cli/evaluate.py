@@ -3,20 +3,18 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from glancefocus.bench.latency import measure_latency
+from glancefocus.bench.latency import measure_latency, measure_rival_times
 from glancefocus.bundle.loading import load
 from glancefocus.cli.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
-from glancefocus.evaluation.aims import noted_aims
-from glancefocus.evaluation.assess import assess, look_table
-from glancefocus.evaluation.choosing import Records, looks_folder
-from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.findings_report import summary_tables
-from glancefocus.evaluation.full_report import Training, noted_images, read_training_curves, write_report_page
+from glancefocus.evaluation.assess import Findings, assess, look_table
+from glancefocus.evaluation.every_look import noted_aims
 from glancefocus.evaluation.judge import Weights, judge
+from glancefocus.evaluation.records import Records, looks_folder
+from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
 from glancefocus.evaluation.rivals import tuned_files
-from glancefocus.evaluation.verdict import no_verdict
+from glancefocus.evaluation.tables import summary_tables
+from glancefocus.evaluation.verdict import Verdict, no_verdict
 from glancefocus.exits.budget import check_table
 from glancefocus.exits.record import LookRecord
 
@@ -64,7 +62,7 @@ def evaluate_bundle(
     )
     if report is not None:
         run = folder.absolute().parent
-        write_report_page(
+        write_report(
             report,
             findings,
             bundle,
@@ -87,7 +85,7 @@ def verdict_on(
     tuned: bool = False,
     latency: bool = True,
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> Verdict:
     """The verdict on the images of a record, against the backbone that lies beside the bundle.
 
     tuned  the backbone is first tuned at smaller sizes in the run that the bundle lies in, where that is not done yet
@@ -97,13 +95,13 @@ def verdict_on(
 
     run = folder.absolute().parent
     if records.made_before is not None:
-        return no_verdict("a look record holds no images for rivals to answer. Name the data.").to_plain()
+        return no_verdict("a look record holds no images for rivals to answer. Name the data.")
     if tuned:
         tune_rivals_of(run, quiet=quiet)
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))
     split = records.split(record.about.split)
     with progress_bars(quiet=quiet) as progress:
-        verdict = judge(
+        return judge(
             records.bundle,
             record,
             split,
@@ -111,9 +109,8 @@ def verdict_on(
             looks_folder(folder),
             workers=records.workers,
             progress=progress,
-            latency=latency,
+            measure_times=measure_rival_times if latency else None,
         )
-    return verdict.to_plain()
 
 
 def _print(findings: Findings, report: Path | None) -> None:
@@ -122,7 +119,7 @@ def _print(findings: Findings, report: Path | None) -> None:
         console.print(table)
     if findings.verdict is not None:
         print_verdict(findings.verdict)
-    if findings.aims is not None and not findings.aims["better"]:
-        say(findings.aims["sentence"])
+    if findings.aims is not None and not findings.aims.better:
+        say(findings.aims.sentence)
     if report is not None:
         say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

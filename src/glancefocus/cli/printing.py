@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -18,6 +18,9 @@ from rich.progress import (
 )
 
 from glancefocus.escaping import lines_kept
+
+if TYPE_CHECKING:
+    from glancefocus.evaluation.verdict import Verdict
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -111,9 +114,9 @@ def tell_bad_files(problems: Sequence[str]) -> None:
             notice(f"  {problem}")
 
 
-def print_verdict(verdict: dict[str, Any]) -> None:
-    """Glancefocus and its rivals as a table, and the verdict in a sentence; verdict: Verdict.to_plain()."""
-    from glancefocus.evaluation.verdict_report import verdict_lines, verdict_table
+def print_verdict(verdict: "Verdict") -> None:
+    """Glancefocus and its rivals as a table, and the verdict in a sentence."""
+    from glancefocus.evaluation.tables import verdict_lines, verdict_table
 
     table = verdict_table(verdict)
     if table is not None:

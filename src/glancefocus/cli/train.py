@@ -11,6 +11,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.printing import notice, print_verdict, say
 from glancefocus.costs import MOST_LOOKS
 from glancefocus.errors import BadBundle, BadRun, BadSetting
+from glancefocus.evaluation.verdict import read_verdict
 from glancefocus.free_memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.run import finished_bundle, train
 from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
@@ -60,7 +61,7 @@ def _say_result(bundle: Bundle, folder: Path, *, as_json: bool) -> None:
     if "aims" in bundle.notes:
         say(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
     if "verdict" in bundle.notes:
-        print_verdict(bundle.notes["verdict"])
+        print_verdict(read_verdict(bundle.notes["verdict"]))
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"

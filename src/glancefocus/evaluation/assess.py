@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -196,14 +196,15 @@ def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
 def _pooled(one: Point, two: Point) -> Point:
     """One point for two halves of the images; its thresholds are those of the first half."""
     counts = [sum(point["exits_per_look"]) for point in (one, two)]
-    pooled = dict(one)
+    pooled: dict[str, Any] = {**one}
+    other: dict[str, Any] = {**two}
     for name in ("mean_macs", "mean_ms", "accuracy"):
         if name in one:
-            pooled[name] = float(np.average([one[name], two[name]], weights=counts))
+            pooled[name] = float(np.average([pooled[name], other[name]], weights=counts))
     for name in ("exits_per_look", "patches_per_look_and_size"):
         if name in one:
-            pooled[name] = (np.asarray(one[name]) + np.asarray(two[name])).tolist()
-    return with_interval(pooled, sum(counts))
+            pooled[name] = (np.asarray(pooled[name]) + np.asarray(other[name])).tolist()
+    return with_interval(cast(Point, pooled), sum(counts))
 
 
 def point_with_exits(table: LookTable, thresholds: Any) -> Point:

@@ -179,8 +179,8 @@ def _captions(findings: Findings) -> dict[str, str]:
         "patch_sizes": "The share of each patch size among all focus patches. The glance is not counted.",
         "exit_scores": "The same network with other exit scores.",
         "reliability": "Accuracy over confidence. Above the diagonal, answers are correct more often than their confidence "
-        "suggests, below it less often. The error is the expected calibration error. Below: the number of images in each bin; bins of few "
-        "images are uncertain.",
+        "suggests, below it less often. The error is the expected calibration error. Below: the number of images in each bin; "
+        "bins of few images are uncertain.",
     }
 
 
@@ -231,16 +231,16 @@ def verdict_section(verdict: Verdict | None, figure: str = "") -> list[str]:
     return sections
 
 
-def _aims_accuracy(aims: AimsCheck | None, comparison: Comparison | None) -> dict[str, list[float]]:
+def _aims_accuracy(aims: AimsCheck | None, comparison: Comparison | None) -> dict[str, Sequence[float]]:
     """{kind of aims: accuracy after each look}; empty if other aims were not measured."""
+    names = ("learnt aims", "random aims", "centre, then corners")
+    measured: tuple[Sequence[float], ...] = ()
     if comparison is not None:
-        learnt, random = comparison.accuracy_per_look, comparison.accuracy_per_look_random_aims
-        centre = comparison.accuracy_per_look_centre_corner
+        random, centre = comparison.accuracy_per_look_random_aims, comparison.accuracy_per_look_centre_corner
+        measured = (comparison.accuracy_per_look, random, centre)
     elif aims is not None and aims.accuracy_learnt and aims.accuracy_random and aims.accuracy_centre:
-        learnt, random, centre = aims.accuracy_learnt, aims.accuracy_random, aims.accuracy_centre
-    else:
-        return {}
-    return {"learnt aims": learnt, "random aims": random, "centre, then corners": centre}
+        measured = (aims.accuracy_learnt, aims.accuracy_random, aims.accuracy_centre)
+    return dict(zip(names, measured, strict=False))
 
 
 def _aims_section(findings: Findings, comparison: Comparison | None, figure: str) -> list[str]:

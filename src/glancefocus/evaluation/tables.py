@@ -189,7 +189,7 @@ def _marked(value: float | None, rank: int | None, images: int, tags: Mapping[in
     if value is None:
         return NO_POINT
     text = f"{value:.{_decimals(images)}f} %"
-    return f"<{tags[rank]}>{text}</{tags[rank]}>" if rank in tags else text
+    return f"<{tags[rank]}>{text}</{tags[rank]}>" if rank is not None and rank in tags else text
 
 
 def csv_files(findings: Findings, answers: Answers | None = None) -> dict[str, bytes]:

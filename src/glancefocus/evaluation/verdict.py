@@ -117,15 +117,19 @@ class Verdict:
         return plain
 
 
-def noted_verdict(notes: Mapping[str, Any]) -> Verdict | None:
-    """The verdict in a bundle's notes, checked; None if there is none."""
-    if "verdict" not in notes:
-        return None
-    plain = notes["verdict"]
+def read_verdict(plain: Any, where: str = "notes.verdict") -> Verdict:
+    """The verdict of a bundle's notes; a wrong field is refused by its name."""
     if isinstance(plain, dict) and plain.get("outcome") == "cannot be told":  # its name in bundles of version 0.1
         plain = {**plain, "outcome": "undecided"}
+    return from_plain(Verdict, plain, where)
+
+
+def noted_verdict(notes: Mapping[str, Any]) -> Verdict | None:
+    """The same from a bundle's notes; None if they have no verdict."""
+    if "verdict" not in notes:
+        return None
     try:
-        return from_plain(Verdict, plain, "notes.verdict")
+        return read_verdict(notes["verdict"])
     except BadSetting as error:
         raise BadBundle(f"the bundle is damaged: {error}") from None
 
