@@ -116,10 +116,7 @@ def test_a_report_with_a_comparison_has_its_sections_and_needs_no_other_file(
     assert page.headings[-1] == "Training"
     looks = [f"{100 * share:.1f} %" for share in comparison.accuracy_per_look]
     assert ["learnt aims", *looks] in page.rows
-    assert [row[0] for row in page.rows if row[0].startswith(("random", "centre"))] == [
-        "random aims",
-        "centre, then corners",
-    ]
+    assert {"random aims", "centre, then corners"} <= {row[0] for row in page.rows}
     hits = comparison.hit_rate_per_focus
     assert hits is not None
     assert ["patches with the whole object", "", *(f"{100 * share:.1f} %" for share in hits)] in page.rows
@@ -219,4 +216,4 @@ def test_the_bars_of_exits_are_shares_of_all_images() -> None:
     (axes,) = exits_figure([3, 0, 1], [1.0, None, 0.0]).axes
     assert [bar.get_height() for bar in axes.patches] == [75.0, 0.0, 25.0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["glance", "look 2", "look 3"]
-    assert [text.get_text() for text in axes.texts] == ["100 % right", "", "0 % right"]
+    assert [text.get_text() for text in axes.texts] == ["100 % correct", "", "0 % correct"]

@@ -120,8 +120,9 @@ def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 
         shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
         ways[str(size)] = functools.partial(backbone, torch.zeros(shape, device=bundle.device))
     times = in_turns(ways, bundle.device, rounds, warm_up)
+    threads = torch.get_num_threads()
     return RivalTimes(
         ours=tuple(float(ms) for ms in np.median(np.asarray(looks[warm_up:]), axis=0)),
         resized={size: 1000 * statistics.median(times[str(size)]) for size in sizes},
-        device=f"{device_name(bundle.device)}, {torch.get_num_threads()} threads, batch 1, {RIVALS_RUNTIME}",
+        device=f"{device_name(bundle.device)}, {threads} thread{'s' if threads > 1 else ''}, batch 1, {RIVALS_RUNTIME}",
     )

@@ -106,7 +106,7 @@ def exits_figure(exits_per_look: Sequence[int], accuracy_of_exits: Sequence[floa
     shares = [100 * count / total for count in exits_per_look]
     bars = axes.bar(range(1, len(shares) + 1), shares, color=SKY, edgecolor=BLUE)
     for bar, accuracy in zip(bars, accuracy_of_exits, strict=True):
-        text = "" if accuracy is None else f"{100 * accuracy:.0f} % right"
+        text = "" if accuracy is None else f"{100 * accuracy:.0f} % correct"
         axes.annotate(text, (bar.get_x() + bar.get_width() / 2, bar.get_height()), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(1, len(shares) + 1), look_names(len(shares)))
     axes.set_ylabel("images that stop here (%)")
@@ -332,7 +332,7 @@ def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
 def reliability_figure(reliability: Sequence[Sequence[Bin]], calibration_error: Sequence[float]) -> Figure:
     """Accuracy over confidence, one line for each look; below, the number of images in each bin. Empty bins are left out."""
     figure, (axes, counts) = new_figure(1.3 * HEIGHT, nrows=2, sharex=True, height_ratios=(3, 1))
-    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="confidence = share right")
+    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="perfect calibration")
     names = look_names(len(reliability))
     for number, (name, bins) in enumerate(zip(names, reliability, strict=True)):
         filled = [each for each in bins if each["count"] > 0]

@@ -16,7 +16,7 @@ h1 { font-size: 1.6rem; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margi
 h3 { font-size: 1rem; margin-bottom: .4rem; }
 table { border-collapse: collapse; margin: .8rem 0; display: block; overflow-x: auto; }
 td, th { padding: .25rem .8rem; border-bottom: 1px solid #eee; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
+td + td { white-space: nowrap; } td:first-child, th:first-child { text-align: left; }
 .row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; } .row > * { margin: 0; }
 svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note { color: #555; font-size: .85rem; }
 .figures { display: grid; gap: 1.5rem 1rem; margin: 1rem 0; }
@@ -27,7 +27,7 @@ img.sheet { max-width: 100%; height: auto; }
 .gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; padding: 0 .7rem; } table { font-size: .78rem; } td, th { padding: .25rem .3rem; }
-  td:first-child { overflow-wrap: anywhere; } .gallery figure { width: calc(50% - .5rem); }
+  td:first-child { overflow-wrap: anywhere; min-width: 6rem; } .gallery figure { width: calc(50% - .5rem); }
 }
 """
 
