@@ -1,6 +1,5 @@
 """Wall clock of glancefocus against the plain backbone, side by side: do saved multiply-adds save time?"""
 
-import math
 import os
 import statistics
 import time
@@ -32,12 +31,11 @@ from glancefocus.runtime.choose import (
     runtime_words,
     set_threads,
 )
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_scene
 
 Progress = Callable[[float], None]
 
-LIGHT_IN = ("eager", "onnx")
+LIGHT_IN = ("onnx",)
 BRIEF_RUNTIMES = ("eager", "onnx", "openvino")
 """Measured if they are installed, unless all runtimes are asked for: each of them is the fastest on some network."""
 BRIEF_BATCHES = (1, 32)
@@ -46,7 +44,6 @@ LEAST_ROUNDS = 3
 LEAST_IMAGES = 20
 """A round has at least this many images, in several batches if need be, so that every number of looks occurs."""
 HALVINGS = 60
-EVERYBODY = 1e-30  # every confidence is above this threshold, which is above 0: at the last look that counts as sure
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ def bench(
 def bench_opened(
     subject: Subject,
     case: Case,
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     backbone: Callable[[Tensor], Tensor],
     *,
     rounds: int = 7,
@@ -257,7 +254,7 @@ def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]
 
 
 def _ways(
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     backbone: Callable[[Tensor], Tensor],
     batches: Sequence[Tensor],
     rules: Sequence[ExitRule],
@@ -327,11 +324,6 @@ class ForcedExits(ExitRule):
     """
 
     exits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def for_one_image(self) -> Sequence[float] | None:
-        if len(self.exits) != 1 or self.temperatures is not None or self.deadline is not None:
-            return None
-        return [math.inf if look < self.exits[0] else EVERYBODY for look in range(1, self.looks + 1)]
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         # numpy is as fast here as the comparison with a threshold that it stands for; torch would be slower.

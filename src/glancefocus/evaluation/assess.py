@@ -276,7 +276,7 @@ def _grid(table: LookTable, points: int) -> list[float]:
     return [float(b) for b in np.linspace(table.macs[0], table.macs.max(), points)]
 
 
-_IN_TURNS = "parts of these images, for the other parts, in turns"
+_IN_TURNS = "parts of these images for the other parts, in turns"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.escaping import one_line
 from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
-from glancefocus.scene import as_batch, top_left
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 
 # Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
@@ -241,7 +242,7 @@ FRAMES_SHOWN = 4
 """Frames of a clip that are drawn."""
 SHEET_VIEWS, SHEET_COLUMNS, SHEET_PX = 24, 8, 112
 _LARGE_PIXELS = 300_000  # larger drawings are stored as JPEG: dozens of PNG files would make a page of many megabytes
-_LONGEST_PX = 640
+_PAGE_HEIGHT_PX = 640
 
 
 def draw_rows(bundle: Bundle, split: Split, rows: Sequence[int]) -> list[str]:
@@ -274,7 +275,7 @@ def data_url(picture: Image.Image) -> str:
     stream = io.BytesIO()
     large = picture.width * picture.height > _LARGE_PIXELS
     if large:
-        picture.thumbnail((_LONGEST_PX * 4, _LONGEST_PX))
+        picture.thumbnail((_PAGE_HEIGHT_PX * 4, _PAGE_HEIGHT_PX))
     kind = "jpeg" if large else "png"
     picture.save(stream, format=kind, **({"quality": 85} if large else {"optimize": True}))
     return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode()

@@ -12,7 +12,6 @@ from glancefocus.exits.rule import every_look
 from glancefocus.look import Look
 from glancefocus.loop import run_looks
 from glancefocus.network.model import GlanceFocus
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_batch
 
 # One temperature per look is fitted; more images would hardly change it, but keep more logits in memory.
@@ -30,7 +29,7 @@ class LogitsOfLooks:
 
 
 def fit_temperatures(
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     split: Split,
     *,
     rows: Sequence[int] | None = None,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split
 from glancefocus.evaluation.assess import look_table, own_thresholds, random_rows
-from glancefocus.evaluation.records import Progress
 from glancefocus.evaluation.rivals import (
     Size,
     answer_resized,
@@ -29,6 +28,7 @@ from glancefocus.exits.forecast import CrossFitted, cross_fitted, fold_of_rows
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.table import LookTable, Thresholds
 from glancefocus.network.weights import load_backbone_weights
+from glancefocus.progress import Progress
 
 if TYPE_CHECKING:
     from glancefocus.bench.latency import RivalTimes

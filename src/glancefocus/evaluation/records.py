@@ -1,7 +1,6 @@
 """Look records of a data set: one pass over a split stores every look at every image, for every sequence of patch sizes."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,11 @@ from glancefocus.escaping import one_line
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
 from glancefocus.exits.rule import ExitRule
 from glancefocus.exits.score import Entropy, Value
+from glancefocus.files import fingerprint
 from glancefocus.look import Look
 from glancefocus.network.model import GlanceFocus
-from glancefocus.runtime.network import PartsNetwork
+from glancefocus.progress import Progress
 from glancefocus.scene import as_batch
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is being done, steps done, steps in all)."""
 
 
 def record_looks(
@@ -67,14 +64,14 @@ def record_looks(
         for images, labels in scene_batches(
             split, bundle.settings.view, in_order(len(split), batch_size), None, workers
         ):
-            looks = list(tree_of_looks(bundle.looking, images.to(bundle.device), rule))
+            looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
                 progress(writer.done, len(split))
     return LookRecord.load(place)
 
 
-def tree_of_looks(net: GlanceFocus | PartsNetwork, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
+def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of patch sizes, each with the critic's value (B,); level by level, computed once each.
 
     With one patch size these are simply all looks, in order.
@@ -103,23 +100,16 @@ def _columns(looks: list[tuple[Look, Tensor]]) -> dict[str, "np.ndarray[tuple[in
 
 
 def data_fingerprint(split: Split) -> str:
-    """A hash of a split's labels and images: names, sizes and times of files, or a sample of pixels held in memory."""
-    digest = hashlib.sha256(split.labels.numpy().tobytes())
+    """Fingerprint of the images and labels of a split: names, sizes and times of files, or a sample of the pixels in memory."""
     if isinstance(split, JoinedSplit):
-        digest.update("".join(map(data_fingerprint, split.parts)).encode())
-        return digest.hexdigest()
+        return fingerprint(split.labels, *map(data_fingerprint, split.parts))
     files = getattr(split, "files", None)
     if files is not None:
-        for file in files:
-            # Uncompressed pictures often all have the same size, so the time of the last change is hashed, too.
-            facts = Path(file).stat()
-            line = f"{Path(file).resolve()}|{facts.st_size}|{facts.st_mtime_ns}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-    else:
-        images = getattr(split, "images")  # noqa: B009
-        sample = images[:: max(1, len(split) // 64)].contiguous().numpy()
-        digest.update(f"{tuple(images.shape)}".encode() + sample.tobytes())
-    return digest.hexdigest()
+        # The time counts because files of some formats, such as BMP, all have the same size.
+        stats = ((Path(file).resolve(), Path(file).stat()) for file in files)
+        return fingerprint(split.labels, *(f"{file}|{stat.st_size}|{stat.st_mtime_ns}\n" for file, stat in stats))
+    images = getattr(split, "images")  # noqa: B009
+    return fingerprint(split.labels, f"{tuple(images.shape)}", images[:: max(1, len(split) // 64)])
 
 
 class Records:

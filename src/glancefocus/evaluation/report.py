@@ -64,7 +64,7 @@ from glancefocus.evaluation.tables import (
 from glancefocus.evaluation.verdict import Verdict, macs_words
 from glancefocus.exits.record import LookRecord
 from glancefocus.files import read_file
-from glancefocus.typed import Fields, number_of, parse_json
+from glancefocus.values import Fields, number_of, parse_json
 
 PAGE = "report.html"
 OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "classes.csv")

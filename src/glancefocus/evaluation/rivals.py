@@ -1,7 +1,5 @@
 """The rivals of glancefocus: the same backbone on the same images, resized to several sizes."""
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,13 +14,15 @@ from torch import Tensor
 from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.evaluation.records import Progress, data_fingerprint
+from glancefocus.evaluation.records import data_fingerprint
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
 from glancefocus.network.encoder import Encoder
 from glancefocus.network.macs import count_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.progress import Progress
+from glancefocus.region import resized
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings, to_plain
 
 Size = tuple[int, int]
@@ -227,5 +227,4 @@ def _certainty(probabilities: Tensor) -> Tensor:
 
 
 def _fingerprint(settings: NetworkSettings, weights: Path, sizes: Sequence[Size], rows: NDArray[np.int64]) -> str:
-    facts = json.dumps([to_plain(settings), fingerprint(weights), list(sizes)], sort_keys=True)
-    return hashlib.sha256(facts.encode() + rows.astype("<i8").tobytes()).hexdigest()
+    return fingerprint([to_plain(settings), fingerprint(weights), list(sizes)], rows.astype("<i8"))

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.evaluation.assess import wilson_interval
-from glancefocus.ranges import Range
 from glancefocus.settings import from_plain
+from glancefocus.values import Range
 
 Conclusion = Literal["worth it", "not worth it", "undecided", "no rivals"]
 Kind = Literal["backbone", "resized", "tuned", "cascade", "glancefocus"]
