@@ -15,7 +15,7 @@ from results import machine, markdown_table, write_section
 
 from glancefocus.bench.forced_exits import forced_exits
 from glancefocus.bench.wall_clock import Subject, images_needed, in_turns
-from glancefocus.cli.bench import BenchAsked, preset_subject
+from glancefocus.cli.bench import BenchOptions, preset_subject
 from glancefocus.loop import look_until_sure
 from glancefocus.runtime.choose import RuntimeOptions, open_runtime, runtime_words, set_threads
 from glancefocus.runtime.network import PartsNetwork
@@ -23,9 +23,9 @@ from glancefocus.scene import as_scene
 
 # The presets that are measured, and what they are asked for: exits of the paper, or a budget.
 ASKED = {
-    "gf-mini-48": BenchAsked(budget_macs=1.1e7),
-    "gf-mobilenetv3-large-100-96": BenchAsked(),
-    "gf-resnet50-96": BenchAsked(light_policy=True),
+    "gf-mini-48": BenchOptions("gf-mini-48", budget_macs=1.1e7),
+    "gf-mobilenetv3-large-100-96": BenchOptions("gf-mobilenetv3-large-100-96"),
+    "gf-resnet50-96": BenchOptions("gf-resnet50-96", light_policy=True),
 }
 
 
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     set_threads(1)
     rows = [["network", "runtime", "parts, ms", "one graph, ms", "times faster", "slowest to fastest round"]]
     for preset in chosen.presets:
-        subject = preset_subject(preset, None, ASKED[preset], images_needed(1))
+        subject = preset_subject(ASKED[preset], images_needed(1))
         for light in (False, True):
             found = measure(subject, light_weights=light, rounds=chosen.rounds)
             rows.append(

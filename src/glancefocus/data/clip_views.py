@@ -15,8 +15,9 @@ from glancefocus.data.image_memory import check_memory
 from glancefocus.data.images import as_tensor
 from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, as_pixels, mix, shifted
 from glancefocus.data.video import Limits
-from glancefocus.data.views import Picture, Placement, view_picture, view_tensor
+from glancefocus.data.views import Picture, view_picture, view_tensor
 from glancefocus.errors import BadImage
+from glancefocus.outcome import Placement
 from glancefocus.scene import normalise
 from glancefocus.settings import ViewSettings
 

@@ -1,7 +1,6 @@
 """Bounds what pictures take of the memory: estimated before they are decoded, one by one and in batches."""
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -15,8 +14,6 @@ SMALL_BYTES = 64 << 20
 MOST_BATCH_BYTES = 512 << 20
 """Images looked at together take at most this much; to put them into one tensor they are copied once."""
 PIXELS_PER_BAND = 1 << 22
-
-Item = TypeVar("Item")
 
 
 def check_memory(needed_bytes: int, name: str) -> None:
@@ -34,27 +31,6 @@ def check_memory(needed_bytes: int, name: str) -> None:
 def batch_bytes() -> int:
     """How much memory the images of one batch may take."""
     return min(MOST_BATCH_BYTES, available_bytes() // 4)
-
-
-def in_small_batches(
-    items: Iterator[Item], size_of: Callable[[Item], int], most_items: int, most_bytes: int
-) -> Iterator[list[Item]]:
-    """Batches of so many items, fewer where they would take more memory; one item that is larger is a batch of its own."""
-    batch: list[Item] = []
-    taken = 0
-    for item in items:
-        size = size_of(item)
-        if batch and taken + size > most_bytes:
-            yield batch
-            batch, taken = [], 0
-        batch.append(item)
-        del item
-        taken += size
-        if len(batch) == most_items or taken >= most_bytes:  # before the next one is read
-            yield batch
-            batch, taken = [], 0
-    if batch:
-        yield batch
 
 
 def bytes_of(image: Tensor) -> int:
