@@ -39,7 +39,7 @@ class DemoOptions:
     json: Json = False
 
 
-def demo(options: DemoOptions) -> None:
+def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts needs a default if no option is required
     """Try everything on the built-in data set: train, compare, draw, report. Nothing is downloaded; minutes on two cores.
 
     Example: gf demo

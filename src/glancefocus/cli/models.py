@@ -31,7 +31,7 @@ class ModelsOptions:
     json: Json = False
 
 
-def models(options: ModelsOptions) -> None:
+def models(options: ModelsOptions = ModelsOptions()) -> None:  # noqa: B008, cyclopts needs a default if no option is required
     """List the presets (ready-made network settings) with their parameters and multiply-adds, beside the paper's figures.
 
     Example: gf models
