@@ -25,7 +25,7 @@ from glancefocus.evaluation.every_look import backbone_accuracy, compare
 from glancefocus.free_memory import keep_freed_memory
 from glancefocus.network.macs import count_costs
 from glancefocus.settings import from_plain
-from glancefocus.training.fitted import load_backbone
+from glancefocus.training.run import load_backbone
 from glancefocus.training.settings import TrainSettings
 
 

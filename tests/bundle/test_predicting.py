@@ -11,7 +11,8 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed, in_batches
 from glancefocus.errors import BadImage, BadSetting
-from glancefocus.outcome import Outcome, Placement
+from glancefocus.outcome import Outcome
+from glancefocus.region import Placement
 
 MakeBundle = Callable[..., Bundle]
 

@@ -18,9 +18,8 @@ from glancefocus.evaluation.every_look import backbone_accuracy, evaluate_every_
 from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.report import gallery_of
 from glancefocus.settings import from_plain
-from glancefocus.training.fitted import load_backbone
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import train
+from glancefocus.training.run import load_backbone, train
 from glancefocus.training.run_folder import prepare_folder
 from glancefocus.training.settings import TrainSettings
 

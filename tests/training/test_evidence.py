@@ -12,20 +12,21 @@ from glancefocus.data.splits import MemorySplit, shuffled
 from glancefocus.errors import BadSetting
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.network.model import GlanceFocus
-from glancefocus.scene import as_batch, top_left
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
 from glancefocus.settings import from_plain
-from glancefocus.training.initialise import InitialiseStage
-from glancefocus.training.settings import InitialiseSettings, TrainSettings
-from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage_point import (
+from glancefocus.training.initialise import (
     BackboneEvidence,
     EvidenceShown,
+    InitialiseStage,
     Places,
-    PointStage,
     aims_at,
     cells_of,
     strongest_places,
 )
+from glancefocus.training.settings import InitialiseSettings, TrainSettings
+from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage_aim import PointStage
 
 World = Callable[..., Workshop]
 

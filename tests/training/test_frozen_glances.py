@@ -15,8 +15,7 @@ from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, after_exploring, play
-from glancefocus.training.frozen_glances import KeptGlances
-from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage import KeptGlances, Moment, Workshop
 from glancefocus.training.stage_aim import AimStage, episode_rewards, play_and_reward
 from glancefocus.training.stage_recognise import RecogniseStage
 

@@ -20,10 +20,10 @@ from glancefocus.errors import BadRun
 from glancefocus.interrupts import Interrupted
 from glancefocus.network.encoder import Encoder
 from glancefocus.training import loop, run
-from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.journal import Journal
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import FrozenGlances
 from glancefocus.training.stage_aim import AimStage
 from glancefocus.training.stage_recognise import RecogniseStage
 

@@ -16,8 +16,17 @@ from glancefocus.settings import to_plain
 from glancefocus.training import plan as plan_module
 from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
-from glancefocus.training.memory_need import bytes_per_image, training_bytes
-from glancefocus.training.plan import Plan, StagePlan, duration, measure_plan, parts_that_fit, plan_words, stored_plan
+from glancefocus.training.plan import (
+    Plan,
+    StagePlan,
+    bytes_per_image,
+    duration,
+    measure_plan,
+    parts_that_fit,
+    plan_words,
+    stored_plan,
+    training_bytes,
+)
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
@@ -69,7 +78,7 @@ def test_a_larger_batch_takes_more_memory_and_parts_take_less(settings: TrainSet
 
 def test_what_autograd_keeps_is_counted() -> None:
     """One 3x3 convolution keeps its input, and a ReLU behind it its output; of two images, one counts."""
-    from glancefocus.training.memory_need import _kept
+    from glancefocus.training.plan import _kept
 
     with torch.device("meta"):
         module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())

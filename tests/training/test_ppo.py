@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal
 
-from glancefocus.training.ppo import (
+from glancefocus.training.episode import (
     clipped_surrogate,
     discounted_returns,
     gaussian_entropy,

@@ -5,8 +5,13 @@ import math
 import torch
 
 from glancefocus.look import Look
-from glancefocus.training.episode import accuracy_after, label_probability
-from glancefocus.training.ppo import contrastive_reward, cross_entropy_reward, increment_reward
+from glancefocus.training.episode import (
+    accuracy_after,
+    contrastive_reward,
+    cross_entropy_reward,
+    increment_reward,
+    label_probability,
+)
 
 PROBABILITY = torch.tensor([[0.25, 0.5], [0.5, 0.25], [1.0, 0.25]])  # three looks, two images
 

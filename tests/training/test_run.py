@@ -25,10 +25,9 @@ import glancefocus as gf
 from glancefocus.cli.main import main
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.network.encoder import Encoder
-from glancefocus.training.fitted import load_backbone
 from glancefocus.training.initialise import glance_side
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import train
+from glancefocus.training.run import load_backbone, train
 from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
 

@@ -13,8 +13,7 @@ import pytest
 
 from glancefocus.cli.main import main
 from glancefocus.errors import BadRun
-from glancefocus.training.run_choice import asked_for, choose_run
-from glancefocus.training.run_folder import locked, prepare_folder
+from glancefocus.training.run_folder import asked_for, choose_run, locked, prepare_folder
 from glancefocus.training.settings import TrainSettings
 
 Tiny = Callable[..., TrainSettings]

@@ -7,7 +7,7 @@ import pytest
 from glancefocus.data.checking import Content
 from glancefocus.data.split_record import FILE, RecordedFile, SplitRecord
 from glancefocus.errors import BadRun
-from glancefocus.training.run_folder import class_differences, data_differences, keep_data
+from glancefocus.training.checkpoint import class_differences, data_differences, keep_data
 
 FILES = {f"cat/{n}.png": Content(9, f"{n:032x}") for n in range(4)} | {
     f"dog/{n}.png": Content(9, f"{n + 9:032x}") for n in range(4)

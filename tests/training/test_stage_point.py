@@ -14,9 +14,10 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import from_plain
+from glancefocus.training.initialise import BackboneEvidence, Places
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, Workshop
-from glancefocus.training.stage_point import BackboneEvidence, Places, PointStage, pointing_loss
+from glancefocus.training.stage_aim import PointStage, pointing_loss
 
 World = Callable[..., Workshop]
 

@@ -10,9 +10,8 @@ import pytest
 from accelerate import PartialState
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, UnknownName
-from glancefocus.training import trackers
-from glancefocus.training.journal import Journal
-from glancefocus.training.trackers import Trackers, chosen_trackers
+from glancefocus.training import journal as trackers
+from glancefocus.training.journal import Journal, Trackers, chosen_trackers
 
 SETTINGS = {"seed": 0, "network": {"looks": 2, "patch_px": [32, 48], "view": {"fit": "crop"}}, "start": None}
 FLAT = {"seed": 0, "network.looks": 2, "network.patch_px": "[32, 48]", "network.view.fit": "crop", "start": "None"}

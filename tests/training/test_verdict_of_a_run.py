@@ -11,8 +11,7 @@ from accelerate import Accelerator
 
 import glancefocus as gf
 from glancefocus.data.sources import open_data
-from glancefocus.training.fitted import load_backbone, tune_rivals
-from glancefocus.training.run import train
+from glancefocus.training.run import load_backbone, train, tune_rivals
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,22 +19,21 @@ from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture
 from glancefocus.errors import BadBundle, BadCheckpoint, BadSetting
-from glancefocus.exits.curve import best_thresholds
+from glancefocus.exits.curve import Point, best_thresholds
 from glancefocus.exits.rule import ExitRule, every_look
 from glancefocus.exits.score import score_named
-from glancefocus.files import write_text
+from glancefocus.files import fingerprint, write_text
 from glancefocus.network.build import build
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.ranges import BatchSize, Milliseconds, checked
-from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, runtime_words, set_threads
+from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
 from glancefocus.runtime.forking import check_threads
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, refuse_deadline
+from glancefocus.values import BatchSize, Milliseconds, checked
 
 
 @dataclass
@@ -50,24 +49,18 @@ class Bundle:
     temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
     latencies   milliseconds of the looks on every device that was measured
     split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
-    looking     the network that predicts: `net` itself, or the same network in another runtime, see use
-    runtime     name of that runtime; None: `net` itself
-    light_weights  that network has rounded weights
     """
 
     net: GlanceFocus
     classes: tuple[str, ...]
     costs: Costs
     thresholds: tuple[Any, ...] | None = None
-    curve: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     score: str = "confidence"
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
-    looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
-    runtime: str | None = field(init=False, default=None, compare=False)
-    light_weights: bool = field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -92,7 +85,7 @@ class Bundle:
             self.exit_rule()
         except BadSetting as error:
             raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None
-        self.looking = self.net.eval()
+        self.net.eval()
 
     @property
     def network(self) -> GlanceFocus:
@@ -122,21 +115,24 @@ class Bundle:
         """Predict with another runtime from now on, see open_runtime; the answers stay the same, except with light weights.
 
         runtime        eager, compile, onnx, openvino, plain; auto: the fastest one here for batches of `batch` images
-        light_weights  eager, onnx: int8 weights in memory-bound layers, for single images and small batches on a CPU; they are
-                       rounded, so a few answers may differ
+        light_weights  onnx: int8 weights in memory-bound layers, faster for single images and small batches; they are rounded,
+                       so a few answers may differ
         """
         options = RuntimeOptions(light_weights=light_weights)
-        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
-        chosen = self.looking.runtime if isinstance(self.looking, PartsNetwork) else None
-        self.runtime = runtime_words(chosen or runtime, light_weights=light_weights)
-        self.light_weights = light_weights
+        self.net = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
         return self
+
+    @property
+    def runtime(self) -> str | None:
+        """The runtime that computes the network; None: its own modules."""
+        return self.net.runtime
 
     @property
     def fingerprint(self) -> str:
         """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
-        light = [self.runtime] if self.light_weights else []
-        return files.fingerprint_of([to_plain(self.settings), self.temperatures, *light], self._tensors())
+        light = [self.runtime] if self.net.light_weights else []
+        tensors = [value for named in sorted(self._tensors().items()) for value in named]
+        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look and divides the logits by the bundle's temperatures."""
@@ -368,7 +364,9 @@ def load(
     if runtime is not None:
         check_name(runtime)
     elif light_weights:
-        raise BadSetting("light weights need a runtime that has them. Name it, too: onnx or eager (--runtime onnx).")
+        raise BadSetting(
+            "light weights are for ONNX Runtime. Name it, too (runtime='onnx', or --runtime onnx), or leave them out."
+        )
     path = local_folder(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):
@@ -387,11 +385,12 @@ def load(
 
 def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:
     official = load_official(path, model=model, patch_px=patch_px, looks=looks)
+    curve = cast(list[Point], official.curve)
     return Bundle(
         net=official.net,
         classes=imagenet_classes(official.net.settings.classes),
         costs=count_costs(official.net.settings),
-        thresholds=best_thresholds(official.curve),
-        curve=official.curve,
+        thresholds=best_thresholds(curve),
+        curve=curve,
         notes={"source": "a checkpoint of the paper"},
     )

@@ -1,6 +1,5 @@
 """The files of a bundle, the model card included. Files that are read are not trusted; they are written all or none."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from glancefocus.costs import Costs, Latency
@@ -17,14 +15,14 @@ from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.escaping import markdown, one_line
-from glancefocus.exits.curve import frozen, read_curve, read_thresholds
+from glancefocus.exits.curve import Point, frozen, read_curve, read_thresholds
 from glancefocus.files import read_file, replace_folder, write_file, write_text
 from glancefocus.free_memory import available_bytes
 from glancefocus.network.encoder import hub_id
 from glancefocus.network.macs import loading_bytes, weight_bytes
 from glancefocus.network.weights import MOST_HEADER_BYTES, read_safetensors
 from glancefocus.settings import NetworkSettings, from_plain
-from glancefocus.typed import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
+from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
@@ -146,15 +144,6 @@ def update_split(folder: Path, split: SplitRecord | None) -> None:
         write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
 
 
-def fingerprint_of(plain: Any, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of plain values and of tensors with their names, as hexadecimal digits."""
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:
     """Write weights, texts ({file: content}) and the record of the split in place of the folder, all at once.
 
@@ -240,7 +229,7 @@ def _json(value: Any) -> str:
 
 
 def model_card(
-    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[dict[str, Any]]
+    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[Point]
 ) -> str:
     """Markdown: what this network is, what it costs, how to ask it. Names and notes may come from anywhere, and are escaped."""
     named = ", ".join(markdown(name, _LONGEST_NAME) for name in classes[:20])

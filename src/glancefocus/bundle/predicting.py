@@ -16,7 +16,6 @@ from torch import Tensor
 from glancefocus.costs import Latency
 from glancefocus.data.clip_views import check_frames, view_any_clip
 from glancefocus.data.clips import frame_indexes, read_clip
-from glancefocus.data.image_memory import batch_bytes, bytes_of
 from glancefocus.data.images import MAX_PIXELS, as_rgb, read_picture
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Picture, normalise_small, view_any, view_pixels
@@ -24,14 +23,15 @@ from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
 from glancefocus.exits.score import score_named
-from glancefocus.free_memory import is_out_of_memory
+from glancefocus.free_memory import batch_bytes, bytes_of, is_out_of_memory
 from glancefocus.loop import look_until_sure
-from glancefocus.outcome import Outcome, Placement
-from glancefocus.ranges import Looks, Milliseconds, MultiplyAdds, checked, shown
+from glancefocus.outcome import Outcome
+from glancefocus.region import Placement
 from glancefocus.runtime.forking import check_threads
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings
 from glancefocus.stream import look_at_stream, without_gradients
+from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -220,7 +220,7 @@ def run_apart(
             if ends_at is not None:
                 rule = replace(rule, deadline=Deadline(time.perf_counter, time.perf_counter(), ends_at()))
             with torch.inference_mode():
-                outcome = look_until_sure(bundle.looking, _scene(bundle, batch), rule)
+                outcome = look_until_sure(bundle.net, _scene(bundle, batch), rule)
             yield _described(outcome, bundle, rule, _facts(batch))
         del batch  # so that its images are not in memory any more when the next ones are read
 
@@ -250,7 +250,7 @@ def run_pooled(
             batch = following
 
     for first in batches:
-        outcomes = look_at_stream(bundle.looking, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
+        outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
         for outcome in without_gradients(outcomes):
             yield _described(outcome, bundle, rule, begun.popleft())
 

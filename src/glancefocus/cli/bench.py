@@ -14,7 +14,7 @@ from rich.text import Text
 from glancefocus.cli.options import Flag, Json, SplitName, Threads, command_options, words_of
 from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, progress_bars, say
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.ranges import BatchSize, MultiplyAdds, Rounds, Share
+from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from glancefocus.bench.wall_clock import Subject, Timing
     from glancefocus.bundle.bundle import Bundle
     from glancefocus.costs import Costs
+    from glancefocus.exits.curve import Point
     from glancefocus.network.model import GlanceFocus
 
 ROUNDS = 7
@@ -78,7 +79,7 @@ class BenchOptions:
     light_policy: Flag = False
     """For presets: use a small policy (1x1 convolution to 32 channels, 256 units)."""
     light_weights: bool | None = None
-    """int8 weights in classifier and policy (eager, onnx) and in the last layers of the encoders (onnx), for small batches.
+    """With --runtime onnx: int8 weights in memory-bound layers, for small batches.
     Default: without them; with --all, both."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """For presets: a setting of the network as name=value, such as policy.units=128. May be repeated."""
@@ -297,7 +298,7 @@ def _forced(
     return forced_subject(net, costs, shares, most_images, generator)
 
 
-def _thresholds(point: dict[str, Any]) -> Any:
+def _thresholds(point: "Point") -> Any:
     return _plain(point.get("thresholds"))
 
 

@@ -19,12 +19,13 @@ from glancefocus.cli.options import (
 )
 from glancefocus.cli.printing import cell, notice, output, print_bad_files, progress_bars, say
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.ranges import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
+from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
     from glancefocus.evaluation.assess import Budgeted
     from glancefocus.evaluation.choosing import Choice, Records
+    from glancefocus.exits.curve import Point
     from glancefocus.exits.table import LookTable, Thresholds
 
 
@@ -187,7 +188,7 @@ def _temperatures(records: "Records", options: BudgetOptions) -> tuple[float, ..
     split = records.split(first)
     rows = None if second is not None else halves(len(split))[0].tolist()
     bundle = records.bundle
-    return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)
+    return fit_temperatures(bundle.net, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
 def _tables(bundle: "Bundle", choice: "Choice", unit: Literal["macs", "ms"]) -> tuple["LookTable", "LookTable | None"]:
@@ -200,8 +201,8 @@ def _tables(bundle: "Bundle", choice: "Choice", unit: Literal["macs", "ms"]) -> 
 
 
 def _measured_curve(
-    choosing: "LookTable", measuring: "LookTable | None", curve: list[dict[str, Any]], solver: str | None
-) -> list[dict[str, Any]]:
+    choosing: "LookTable", measuring: "LookTable | None", curve: "list[Point]", solver: str | None
+) -> "list[Point]":
     """The curve, measured on images that did not choose its thresholds."""
     import numpy as np
 
@@ -247,7 +248,7 @@ def _store(
     choice: "Choice",
     options: BudgetOptions,
     thresholds: "Thresholds",
-    curve: list[dict[str, Any]],
+    curve: "list[Point]",
 ) -> None:
     import numpy as np
 
@@ -312,7 +313,7 @@ def _sentences(result: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _curve_table(curve: list[dict[str, Any]]) -> Table:
+def _curve_table(curve: "list[Point]") -> Table:
     table = Table(title="all budgets, measured on images that did not choose the thresholds")
     for name in ("budget", "mean cost", "accuracy", "stop after each look"):
         table.add_column(name, justify="right")

@@ -13,7 +13,7 @@ from glancefocus.cli.options import Json, OutputName, command_options
 from glancefocus.cli.printing import notice, output, print_verdict, say
 from glancefocus.errors import BadData
 from glancefocus.files import write_file
-from glancefocus.ranges import Seed
+from glancefocus.values import Seed
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -48,8 +48,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     from glancefocus.training import recipes
     from glancefocus.training.checkpoint import write_run_file
     from glancefocus.training.run import train
-    from glancefocus.training.run_choice import asked_for, choose_run
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
 
     asked = asked_for({"data": "signs", "seed": options.seed or None})  # the same run as `gf train signs`
     chosen = choose_run(asked, "signs", None if options.output is None else options.output / "run")
@@ -107,8 +106,8 @@ def report_run(bundle: "Bundle", settings: "TrainSettings", run: Path, page: Pat
     """Compare a finished run with its backbone and with other aims, on its test split, and write the page."""
     from glancefocus.evaluation.every_look import backbone_accuracy, compare
     from glancefocus.evaluation.report import gallery_of, write_report
-    from glancefocus.training.fitted import load_backbone
     from glancefocus.training.journal import read_metrics
+    from glancefocus.training.run import load_backbone
 
     split = _shown(settings)
     plain = load_backbone(settings, run)

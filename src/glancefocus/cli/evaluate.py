@@ -16,7 +16,7 @@ from glancefocus.cli.options import (
     command_options,
 )
 from glancefocus.cli.printing import notice, output, print_bad_files, print_verdict, progress_bars, say
-from glancefocus.ranges import BadFiles, BatchSize, Workers
+from glancefocus.values import BadFiles, BatchSize, Workers
 
 if TYPE_CHECKING:
     from glancefocus.evaluation.choosing import Records

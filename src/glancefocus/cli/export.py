@@ -10,7 +10,7 @@ from rich.table import Table
 from glancefocus.cli.options import BundleName, Flag, Json, OutputName, command_options
 from glancefocus.cli.printing import cell, output, progress_bars, say
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import Count, Points
+from glancefocus.values import Count, Points
 
 
 @command_options

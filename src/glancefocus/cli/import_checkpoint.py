@@ -7,7 +7,7 @@ from typing import Annotated
 
 from glancefocus.cli.options import Json, OutputName, command_options
 from glancefocus.cli.printing import say
-from glancefocus.ranges import Looks, Pixels
+from glancefocus.values import Looks, Pixels
 
 
 @command_options

@@ -21,7 +21,7 @@ import glancefocus
 from glancefocus.errors import GlancefocusError
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path
-from glancefocus.ranges import shortened
+from glancefocus.values import shortened
 
 # {verb: the function that runs it}, in the order of the help page. Their docstrings are their help.
 VERBS = {

@@ -5,7 +5,7 @@
     class ModelsOptions:
         json: Json = False
 
-Numbers, texts and paths are checked by the type of their field. The ranges are those of `glancefocus.ranges`, so that an option and
+Numbers, texts and paths are checked by the type of their field. The ranges are those of `glancefocus.values`, so that an option and
 the setting behind it have the same limits. Names, flags, choices and help pages are left to cyclopts. Modules of verbs import torch
 and everything that needs it inside their functions, so that help pages are instant.
 """
@@ -19,9 +19,9 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter, Token
 
-from glancefocus import ranges
+from glancefocus import values
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import Range, read_number
+from glancefocus.values import Range, read_number
 
 Options = TypeVar("Options", bound=type)
 
@@ -44,12 +44,12 @@ Runtime = Annotated[
         "Default: torch without changes to the network."
     ),
 ]
-Threads = Annotated[ranges.Threads | None, Parameter(help="Number of CPU threads.")]
+Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]
 LightWeights = Annotated[
     bool,
     Parameter(
         negative="",
-        help="With --runtime onnx or eager: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
         "The weights are rounded, so a few answers may differ.",
     ),
 ]

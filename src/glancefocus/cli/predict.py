@@ -40,7 +40,7 @@ from glancefocus.cli.predict_output import (
 from glancefocus.cli.printing import Display, display
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.escaping import lines_kept
-from glancefocus.ranges import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
+from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle

@@ -14,7 +14,7 @@ from glancefocus.cli.options import Flag, Json, OutputName, command_options
 from glancefocus.cli.printing import notice, print_verdict, say
 from glancefocus.errors import BadBundle, BadRun, BadSetting
 from glancefocus.interrupts import speaks
-from glancefocus.ranges import (
+from glancefocus.values import (
     BadFiles,
     BatchSize,
     Frames,
@@ -43,7 +43,7 @@ Several = Parameter(consume_multiple=True)
 @command_options
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of `gf train`. Their names are stored with a run (see training.run_choice), so that it can be found again."""
+    """Options of `gf train`. Their names are stored with a run (see training.run_folder), so that it can be found again."""
 
     data: str
     """A folder with train/ and val/, which hold one folder of images for each class; or a folder with one folder for each class;
@@ -152,8 +152,8 @@ def train(options: TrainOptions) -> None:
     from glancefocus.cli.processes import run_in_processes
     from glancefocus.data.worlds.names import WORLDS
     from glancefocus.network.pretrained import check_weights
-    from glancefocus.training.run_choice import asked_for, choose_run
-    from glancefocus.training.trackers import chosen_trackers
+    from glancefocus.training.journal import chosen_trackers
+    from glancefocus.training.run_folder import asked_for, choose_run
 
     trackers = chosen_trackers(options.track)
     asked = asked_for(vars(options))
@@ -266,13 +266,12 @@ def run_training(
     """
     from glancefocus.free_memory import keep_freed_memory
     from glancefocus.training import run
-    from glancefocus.training.finish import finished_bundle
     from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
 
     keep_freed_memory()
     first_process = os.environ.get("RANK", "0") == "0"
     with run_farewell(folder), _memory_errors(settings):
-        bundle = finished_bundle(settings, folder)
+        bundle = run.finished_bundle(settings, folder)
         if bundle is None:
             bundle = run.train(settings, folder, asked=asked, quiet=as_json, planned=True, reported=True, track=track)
         elif first_process:
@@ -285,7 +284,7 @@ def run_training(
 def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
     from glancefocus.costs import MOST_LOOKS
     from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
-    from glancefocus.typed import Fields, number_of
+    from glancefocus.values import Fields, number_of
 
     notes = Fields(bundle.notes, "notes")
     accuracy = notes.listed(

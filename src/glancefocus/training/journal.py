@@ -1,23 +1,197 @@
 """What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
 
+import contextlib
 import errno
+import importlib.util
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from glancefocus.errors import BadRun
+from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.escaping import lines_kept
+from glancefocus.files import cache_path, write_text
+from glancefocus.progress import ProgressBars
 from glancefocus.training.plan import duration
-from glancefocus.training.trackers import Trackers
+from glancefocus.values import read_json
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+NONE = "none"
+STATE_FILE = "trackers.json"
+_MOST_STATE_BYTES = 1 << 20
+BOOKKEEPING = frozenset({"stage", "stage_number", "epoch", "epochs", "images_per_s"})
+"""Values of a row that say where a run is, not how good it is."""
+
+
+class Trackers:
+    """The trackers of one run.
+
+    folder    the run's; ids of its runs elsewhere, and the steps that were sent, are kept in STATE_FILE there
+    settings  of the run, as plain values
+    names     see chosen_trackers
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], names: Sequence[str]) -> None:
+        self.file = folder / STATE_FILE
+        self._known = _read_state(self.file)
+        self._open: dict[str, Any] = {}
+        for name in names:
+            known = self._known.setdefault(name, {"run": None, "steps": 0})
+            try:
+                self._open[name] = _OPEN[name](folder, known)
+                if known["steps"] == 0:
+                    _store_settings(name, self._open[name], _flat(settings))
+            except (
+                Exception
+            ) as error:  # each tracker has errors of its own: not logged in, no such server, no disk space
+                reason = str(error).strip().rstrip(".") or type(error).__name__
+                raise BadRun(
+                    f"the tracker {name} could not be started: {reason}. Correct that, or leave {name} out of --track."
+                ) from error
+
+    def log(self, row: dict[str, Any], step: int) -> list[str]:
+        """Send the figures of an epoch to every tracker that has not had them; returns a sentence for each tracker that failed.
+
+        One that failed gets nothing more in this process: hours of training are worth more than a curve.
+        """
+        stage = row.get("stage", "run")
+        values = {f"{stage}/{name}": value for name, value in _numbers(row)}
+        problems = []
+        for name, tracker in list(self._open.items()):
+            if step <= self._known[name]["steps"]:
+                continue
+            try:
+                tracker.log(values, step=step)
+            except Exception as error:
+                del self._open[name]
+                problems.append(f"the tracker {name} failed and gets no more figures of this run: {error}")
+                continue
+            self._known[name]["steps"] = step
+        write_text(self.file, json.dumps(self._known, indent=1) + "\n")
+        return problems
+
+    def close(self) -> None:
+        for tracker in self._open.values():
+            with contextlib.suppress(Exception):  # everything was sent after its epoch
+                tracker.finish()
+        self._open.clear()
+
+
+def chosen_trackers(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The trackers to use; None: TensorBoard where it is installed. Refuses names that are not known or not installed."""
+    if names is None:
+        return ("tensorboard",) if _is_installed("tensorboard") else ()
+    chosen = tuple(dict.fromkeys(name for word in names for name in word.split(",") if name))
+    for name in chosen:
+        if name not in (*TRACKERS, NONE):
+            raise UnknownName("tracker", name, (*TRACKERS, NONE), f"There are {', '.join(TRACKERS)} and {NONE}.")
+    if NONE in chosen:
+        if len(chosen) > 1:
+            raise BadSetting(f"--track {NONE} means no tracker. Leave it out, or leave the others out.")
+        return ()
+    for name in chosen:
+        if not _is_installed(name):
+            raise MissingExtra(name, "tracking") if name == "tensorboard" else MissingPackage(name)
+    return chosen
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _tensorboard(folder: Path, known: dict[str, Any]) -> Any:
+    from accelerate.tracking import TensorBoardTracker
+
+    return _started(TensorBoardTracker("tensorboard", logging_dir=folder))
+
+
+def _wandb(folder: Path, known: dict[str, Any]) -> Any:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crashes are not reported to its makers
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_CACHE_DIR", str(cache_path() / "wandb"))
+    from accelerate.tracking import WandBTracker
+
+    project = os.environ.get("WANDB_PROJECT", "glancefocus")
+    tracker = WandBTracker(project, name=folder.name, id=known["run"], resume="allow", dir=str(folder))
+    known["run"] = _started(tracker).tracker.id
+    return tracker
+
+
+def _mlflow(folder: Path, known: dict[str, Any]) -> Any:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+    from accelerate.tracking import MLflowTracker
+
+    if "MLFLOW_TRACKING_URI" not in os.environ:  # else it would write to the current folder
+        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
+    tracker = MLflowTracker(
+        "glancefocus", logging_dir=str(folder / "mlflow"), run_name=folder.name, run_id=known["run"]
+    )
+    known["run"] = _started(tracker).tracker.info.run_id
+    return tracker
+
+
+_OPEN = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+
+
+def _started(tracker: Any) -> Any:
+    tracker.start()
+    return tracker
+
+
+def _store_settings(name: str, tracker: Any, settings: dict[str, Any]) -> None:
+    if name == "tensorboard":  # accelerate would begin another run of TensorBoard's for them
+        tracker.tracker.add_text("settings", f"```\n{json.dumps(settings, indent=1)}\n```")
+        tracker.tracker.flush()
+    else:
+        tracker.store_init_configuration(settings)
+
+
+def _read_state(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        plain = read_json(file, _MOST_STATE_BYTES)
+        return {
+            str(name): {"run": None if known["run"] is None else str(known["run"]), "steps": int(known["steps"])}
+            for name, known in plain.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, BadSetting, ValueError, TypeError, KeyError, AttributeError):
+        raise BadRun(f"{file} is damaged. Delete it; trackers then begin a new run.") from None
+
+
+def _numbers(row: dict[str, Any]) -> list[tuple[str, float]]:
+    """(name, value) of every figure of a row; those of lists are counted from 1, those of tables have both names."""
+    found: list[tuple[str, float]] = []
+    for name, value in row.items():
+        if name in BOOKKEEPING:
+            continue
+        if isinstance(value, dict):
+            found += [(f"{name}/{inner}", number) for inner, number in _numbers(value)]
+        elif isinstance(value, list):
+            entries = {str(i): entry for i, entry in enumerate(value, start=1)}
+            found += [(f"{name}/{inner}", number) for inner, number in _numbers(entries)]
+        elif isinstance(value, (int, float)):
+            found.append((name, float(value)))
+    return found
+
+
+def _flat(settings: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings without nesting, under names such as network.view.fit; lists as text."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[before + name] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return flat
+
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -29,19 +203,9 @@ class Journal:
         self.file = folder / METRICS_FILE
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            _EpochTime(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
+        self.bars = ProgressBars(self.console)
         self._trackers = trackers
-        self._task: Any = None
-        self._total: Any = None
+        self._epoch = ("", 0, 0)  # description, steps done, steps in all
         self._time_left: TimeLeft | None = None
         self._started = time.monotonic()
 
@@ -56,29 +220,38 @@ class Journal:
         return self.file.stat().st_size if self.file.exists() else 0
 
     def start(self, description: str, total: int, done: int = 0) -> None:
-        self.progress.start()
-        if self._task is not None:
-            self.progress.remove_task(self._task)
-        self._task = self.progress.add_task(description, total=total, completed=done, numbers="")
+        self.bars.start()
+        self.bars.remove(self._epoch[0])
+        self._epoch = description, done, total
+        self.bars.show(*self._epoch)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Show the progress of work outside the epochs; see progress.Progress."""
+        self.bars.start()
+        self.bars.show(what, done, total)
+        if done >= total:
+            self.bars.remove(what)
 
     def expect(self, total_s: float) -> None:
         """Show how much of the whole run is done, and the time left, from now on."""
         self._time_left = TimeLeft(total_s)
-        self._total = self.progress.add_task("whole run, %", total=100, numbers="", whole=True)
+        self.bars.show("whole run, %", 0, 100, timed=False)
 
     def reach(self, done_s: float) -> None:
         """So many of the expected seconds lie behind."""
         if self._time_left is not None:
             self._time_left.reach(done_s, time.monotonic())
             share = 100 * done_s / max(1e-9, self._time_left.total_s)
-            self.progress.update(self._total, completed=min(100, int(share)), numbers=self._left())
+            self.bars.show("whole run, %", min(100, int(share)), 100, note=self._left(), timed=False)
 
     def _left(self) -> str:
         return "" if self._time_left is None else f"about {duration(self._time_left.seconds)} left"
 
     def step(self, numbers: dict[str, Any], images_per_s: float) -> None:
-        if self._task is not None:
-            self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
+        description, done, total = self._epoch
+        if description:
+            self._epoch = description, done + 1, total
+            self.bars.show(*self._epoch, note=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
@@ -123,7 +296,7 @@ class Journal:
         self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        self.progress.stop()
+        self.bars.stop()
         if self._trackers is not None:
             self._trackers.close()
 
@@ -144,13 +317,6 @@ class TimeLeft:
         # The first minute says little: until then the plan counts as well as what was seen.
         pace = (taken + 60) / (expected + 60)
         self.seconds = max(0.0, (self.total_s - done_s) * pace)
-
-
-class _EpochTime(TimeRemainingColumn):
-    """Time left of an epoch; the whole run's is worked out from the plan and stands beside its bar."""
-
-    def render(self, task: Task) -> Text:
-        return Text("") if task.fields.get("whole") else super().render(task)
 
 
 def _brief(numbers: dict[str, Any]) -> str:

@@ -27,15 +27,14 @@ from glancefocus.training.checkpoint import (
     damaged,
     load_checkpoint,
     save_checkpoint,
+    save_weights,
 )
-from glancefocus.training.fitted import save_weights
 from glancefocus.training.initialise import InitialiseStage
 from glancefocus.training.journal import Journal
 from glancefocus.training.plan import Plan
 from glancefocus.training.run_folder import BACKBONE_FILE, BEST_FILE, CHECKPOINT_FILE
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, check_finite, what_to_lower
-from glancefocus.training.stage_aim import AimStage
-from glancefocus.training.stage_point import PointStage
+from glancefocus.training.stage_aim import AimStage, PointStage
 from glancefocus.training.stage_recognise import FinetuneStage, JointStage, RecogniseStage
 
 

@@ -3,122 +3,27 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glancefocus.data.sources import classes_of
-from glancefocus.data.split_record import FILE, MAX_PACKED_BYTES, RecordedFile, SplitRecord
 from glancefocus.data.worlds.names import WORLDS
-from glancefocus.errors import BadData, BadRun, BadSetting
-from glancefocus.files import Locked, lock, remove_unfinished, write_file
+from glancefocus.errors import BadRun, BadSetting
+from glancefocus.escaping import is_writable_text
+from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
 from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.checkpoint import write_run_file
+from glancefocus.training.checkpoint import (
+    class_differences,
+    classes_of_run,
+    write_run_file,
+)
 from glancefocus.training.settings import STAGES, TrainSettings
-from glancefocus.typed import Fields, read_json
-
-_NAMES_SHOWN = 3
-
-
-def keep_data(folder: Path, record: SplitRecord | None, *, begun: bool) -> None:
-    """Write the record of the data into the run's folder; where the run has learnt from other data, refuse with the difference.
-
-    record  None: a built-in world, which its settings describe
-    begun   whether the run has learnt anything; otherwise the data may still change
-    """
-    if record is None:
-        return
-    found = _found(folder)
-    if found is not None and found == record:
-        return
-    if found is not None and begun:
-        different = list(data_differences(found, record))
-        if different:
-            raise BadRun(
-                f"the data of the run in {folder} has changed: {'; '.join(different)}. "
-                "Put it back as it was to go on, or train in another folder (--output)."
-            )
-    write_file(folder / FILE, lambda stream: stream.write(record.packed))
-
-
-def classes_of_run(folder: Path) -> tuple[str, ...]:
-    """The classes of the data that the run in a folder began with; none where that is not known."""
-    found = _found(folder)
-    return () if found is None else found.classes
-
-
-def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
-    """What differs between the data of a run and the data as it is now, in words: classes, then files by their names."""
-    yield from class_differences(found.classes, now.classes)
-    before, after = ({file.name: file for file in record.files()} for record in (found, now))
-    both = [name for name in after if name in before]
-    labels_move = found.classes != now.classes
-
-    def label(record: SplitRecord, file: RecordedFile) -> str:
-        return record.classes[file.label]
-
-    yield from _listed("changed", [name for name in both if before[name].content != after[name].content])
-    if not labels_move:
-        moved = [name for name in both if label(found, before[name]) != label(now, after[name])]
-        yield from _listed("got another label", moved)
-    new, gone = [name for name in after if name not in before], [name for name in before if name not in after]
-    contents_gone = {before[name].content for name in gone}
-    renamed = [name for name in new if after[name].content in contents_gone]
-    contents_renamed = {after[name].content for name in renamed}
-    yield from _listed("have another name", renamed)
-    yield from _listed("are new", [name for name in new if after[name].content not in contents_gone])
-    yield from _listed("are gone", [name for name in gone if before[name].content not in contents_renamed])
-    if before.keys() == after.keys():
-        moved = [name for name in both if before[name].split != after[name].split]
-        yield from _listed("went to another split", moved)
-
-
-def class_differences(found: tuple[str, ...], now: tuple[str, ...]) -> Iterator[str]:
-    """Which classes came, went or changed their place; nothing where those of before are not known."""
-    if not found:
-        return
-    gone, new = [n for n in found if n not in now], [n for n in now if n not in found]
-    if gone and len(gone) == len(new) and len(found) == len(now):
-        pairs = [f"{one!r} is now {two!r}" for one, two in zip(gone, new, strict=True)]
-        yield f"the class {', '.join(pairs[:_NAMES_SHOWN])}{', ...' if len(pairs) > _NAMES_SHOWN else ''}"
-        return
-    if new:
-        yield f"the class {_some([repr(name) for name in new])} is new"
-    if gone:
-        yield f"the class {_some([repr(name) for name in gone])} is gone"
-    if not gone and not new and found != now:
-        place = next(number for number, (one, two) in enumerate(zip(found, now, strict=True)) if one != two)
-        yield f"the classes have another order: class {place} was {found[place]!r} and is {now[place]!r}"
-
-
-def _listed(what: str, names: list[str]) -> Iterator[str]:
-    if names:
-        yield f"{len(names)} {'file' if len(names) == 1 else 'files'} {_verb(what, len(names))} ({_some(names)})"
-
-
-def _verb(what: str, count: int) -> str:
-    return what.replace("are ", "is ").replace("have ", "has ") if count == 1 else what
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-
-
-def _found(folder: Path) -> SplitRecord | None:
-    """What the folder says; None where it says nothing that can be used, so that there is nothing to compare with."""
-    file = folder / FILE
-    if not file.is_file() or file.stat().st_size > MAX_PACKED_BYTES:
-        return None
-    record = SplitRecord(file.read_bytes(), str(file))
-    try:
-        for _ in record.files():
-            pass
-    except BadData as error:
-        raise BadRun(f"{error} Or remove the file; the data of this run is then not compared any more.") from None
-    return record
-
+from glancefocus.values import Fields, read_json, shown
 
 REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
@@ -248,3 +153,155 @@ def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
             yield from differences(found.get(key), wanted.get(key), f"{name}.{key}" if name else str(key))
     elif found != wanted:
         yield f"{name} was {found}, now {wanted}"
+
+
+_SAME_RUN = (
+    "output",
+    "resume",
+    "processes",
+    "workers",
+    "track",
+    "rivals",
+    "json",
+)  # options that change nothing in what is learnt
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a run goes.
+
+    settings  of the run that goes on there; None: nothing has been learnt there yet, they are still to be made
+    sentence  for the user; None where there is nothing special about it
+    """
+
+    folder: Path
+    settings: TrainSettings | None = None
+    sentence: str | None = None
+
+
+def asked_for(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what is learnt, out of the options of `gf train`, in a form that can be kept as JSON and compared.
+
+    Runs are compared by this and not by their settings: these may depend on the machine.
+    """
+    not_given = {"quick": False, "thorough": False}
+    asked = {
+        name: value for name, value in options.items() if value is not not_given.get(name) and name not in _SAME_RUN
+    }
+    asked["data"] = _place(options["data"])
+    if options.get("stages"):
+        asked["stages"] = ",".join(options["stages"])
+    if options.get("setting"):
+        asked["setting"] = {
+            name.strip(): value for name, _, value in (text.partition("=") for text in options["setting"])
+        }
+    _check_names(*(value for value in asked.values() if isinstance(value, str)), options.get("output"))
+    plain: dict[str, Any] = json.loads(json.dumps(asked))
+    return plain
+
+
+def _check_names(*paths: Any) -> None:
+    """Refuse paths that the files of a run could not name, before anything is learnt."""
+    for path in map(str, filter(None, paths)):
+        if not is_writable_text(path):
+            raise BadRun(f"the name {shown(path)} is not UTF-8, so a run cannot keep it. Rename the folder or file.")
+
+
+def choose_run(asked: dict[str, Any], data: str, output: Path | None, *, resume: bool = False) -> Choice:
+    """The folder of the run that was asked for.
+
+    data    as the user named it
+    output  the folder that the user named; None: runs/NAME, or runs/NAME-2, ... where the runs there were asked for otherwise
+    resume  go on with the run in `output`, or else with the latest one of this data, whatever it was asked for with
+    """
+    first = Path("runs") / (Path(data).stem or "run")
+    known = [output] if output is not None else _numbered(first)
+    if resume:
+        return _resumed(asked, data, known, output or first)
+    for folder in known:
+        if _asked(folder) == asked:
+            settings = _begun_settings(folder, data)
+            known_run = f"the run in {folder} was started with the same options: this is that run."
+            return Choice(folder, settings, None if settings is None or output is not None else known_run)
+    if output is not None:
+        return Choice(output)
+    folder = next((folder for folder in known if _unused(folder)), None) or _free(first)
+    if folder == first:
+        return Choice(folder)
+    return Choice(
+        folder,
+        sentence=f"{first} holds another run, so this one goes to {folder}. --resume goes on with the latest run.",
+    )
+
+
+def _resumed(asked: dict[str, Any], data: str, known: list[Path], place: Path) -> Choice:
+    runs = [folder for folder in known if (folder / CHECKPOINT_FILE).exists() and _data_of(folder) == _place(data)]
+    if not runs:
+        raise BadRun(f"there is no run of {data} in {place} to go on with. Leave out --resume to start one.")
+    folder = max(runs, key=lambda run: (run / CHECKPOINT_FILE).stat().st_mtime)
+    before = _asked(folder)
+    if before is not None:
+        different = list(differences({name: before.get(name) for name in asked}, asked))
+        if different:
+            raise BadRun(
+                f"the run in {folder} was asked for otherwise: {'; '.join(different[:6])}. Leave these options out, "
+                "or leave out --resume to start another run."
+            )
+    return Choice(folder, _begun_settings(folder, data), f"going on with the run in {folder}.")
+
+
+def _begun_settings(folder: Path, data: str) -> TrainSettings | None:
+    """The settings of a run that has learnt something; its data is where the user says that it is now."""
+    if not (folder / CHECKPOINT_FILE).exists():
+        return None
+    settings = settings_of(folder)
+    return replace(settings, data=replace(settings.data, source=data))
+
+
+def _numbered(first: Path) -> list[Path]:
+    """runs/NAME, runs/NAME-2, ... as far as they exist, in this order."""
+    found = {}
+    if first.parent.is_dir():
+        for folder in first.parent.iterdir():
+            number = re.fullmatch(rf"{re.escape(first.name)}(?:-([1-9]\d{{0,8}}))?", folder.name)
+            if number is not None and folder.is_dir():
+                found[int(number[1] or 1)] = folder
+    return [found[number] for number in sorted(found)]
+
+
+def _free(first: Path) -> Path:
+    if not os.path.lexists(first):
+        return first
+    number = 2
+    while os.path.lexists(folder := first.with_name(f"{first.name}-{number}")):
+        number += 1
+    return folder
+
+
+def _unused(folder: Path) -> bool:
+    """Nothing has been learnt there, and nobody is about to."""
+    if (folder / CHECKPOINT_FILE).exists():
+        return False
+    if not (folder / SETTINGS_FILE).exists():
+        return not any(path for path in folder.iterdir() if path.name not in (LOCK_FILE, ASKED_FILE))
+    try:
+        with lock(folder / LOCK_FILE, wait=False):
+            return True
+    except (Locked, OSError):
+        return False
+
+
+def _asked(folder: Path) -> dict[str, Any] | None:
+    """What the run in a folder was asked for with; None where it does not say."""
+    return read_table(folder / ASKED_FILE) if (folder / ASKED_FILE).exists() else None
+
+
+def _data_of(folder: Path) -> str | None:
+    asked = _asked(folder)
+    data = settings_of(folder).data.source if asked is None else asked.get("data")
+    return _place(data) if isinstance(data, str) else None
+
+
+def _place(data: str) -> str:
+    """The data, however its path is written."""
+    return data if data in WORLDS else os.path.realpath(data)

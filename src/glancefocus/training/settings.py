@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import (
+from glancefocus.settings import NetworkSettings, check_fields
+from glancefocus.values import (
     BatchSize,
     Epochs,
     InnerShare,
@@ -26,7 +27,6 @@ from glancefocus.ranges import (
     Weight,
     WeightDecay,
 )
-from glancefocus.settings import NetworkSettings, check_fields
 
 STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
 # What a user may say for them; the paper numbers its stages.
@@ -315,44 +315,3 @@ class TrainSettings:
         once = [name for name in self.stages if name not in ("aim", "finetune")]
         again = [name for name in self.stages if name in ("aim", "finetune")]
         return once + again * self.rounds
-
-
-def clip_defaults(jester: bool = False) -> dict[str, Any]:
-    """The paper's settings for clips (A.4): for Something-Something V2, or for Jester. Flips change what a gesture says.
-
-    Of the backbone the paper takes TSM's own; its 50 epochs at a rate of 0.01 for 64 clips are those of TSM.
-    """
-    return {
-        "stages": ["backbone", "glance", "recognise", "aim"],
-        "batch_size": 64,
-        "backbone": {"epochs": 50, "lr": 0.01},
-        "glance": {"epochs": 10, "lr": 0.01 if jester else 0.1},
-        "recognise": {
-            "epochs": 10 if jester else 30,
-            "classifier_lr": 0.01,
-            "freeze_encoders": True,
-            "own_head_weight": 0.0,  # heads that are frozen have nothing to learn
-        },
-        "aim": {"epochs": 50},
-        "data": {"augment": {"flip": False}},
-    }
-
-
-def family_defaults(family: str) -> dict[str, Any]:
-    """The paper's settings for a family of backbones, as changes to TrainSettings' defaults."""
-    rates = {"regnet": 0.02, "mobilenet": 0.005, "efficientnet": 0.005}
-    epochs = {"mobilenet": 90, "efficientnet": 30}
-    light = family in ("mobilenet", "efficientnet")
-    recognise = {
-        "epochs": epochs.get(family, 60),
-        "encoder_lr": rates.get(family, 0.01),
-        "weight_decay": 5e-5 if family == "regnet" else 1e-4,
-        "own_head_weight": 5.0 if light else 1.0,
-        "freeze_glance": light,
-    }
-    stages = ["backbone", "glance", "recognise", "aim"] + ([] if family == "efficientnet" else ["finetune"])
-    return {
-        "stages": stages,
-        "recognise": {**recognise, "classifier_lr": 0.1},
-        "finetune": {**recognise, "classifier_lr": 0.01},
-    }

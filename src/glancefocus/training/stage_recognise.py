@@ -16,9 +16,17 @@ from glancefocus.network.policy import RandomPolicy, RandomSizes
 from glancefocus.scene import as_batch
 from glancefocus.training.checkpoint import check_optimizer
 from glancefocus.training.episode import ExploringPolicy, FixedPolicy, MistakenGlances, accuracy_after, play
-from glancefocus.training.frozen_glances import FrozenGlances
 from glancefocus.training.settings import JointSettings, RecogniseSettings
-from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
+from glancefocus.training.stage import (
+    FrozenGlances,
+    Moment,
+    Workshop,
+    descend,
+    make_optimizer,
+    mean_of,
+    set_rates,
+    train_only,
+)
 from glancefocus.training.stage_aim import AimStage, improve_policy, play_and_reward
 
 
