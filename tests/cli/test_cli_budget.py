@@ -218,7 +218,7 @@ def test_what_to_expect_of_new_images_is_said_with_intervals_and_how_many_images
         assert new["images_needed"] > 12
         said = gf("budget", bundle, pets / "val", "--macs", budget)
         assert "expected on 3,000 new images, 95 %" in said
-        assert f"about {new['images_needed']:,} would tell it to ±10 %." in said
+        assert f"about {new['images_needed']:,} are needed for ±10 %." in said
 
 
 def test_thresholds_are_chosen_on_all_images_and_measured_by_those_of_others(
@@ -329,7 +329,7 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
     assert found["measured_on"] == f"{pets}, val, each by thresholds that others chose"
     assert sum(found["on_these"]["exits_per_look"]) == 12
     assert gf("evaluate", bundle, record, "--no-latency", "--json")["data"] == f"{pets}, val"
-    assert "a look record does not hold them. Name the data" in gf(
+    assert "a look record does not contain them. Name the data" in gf(
         "budget", bundle, record, "--macs", macs[1], "--calibrate", code=2
     )
 
