@@ -25,7 +25,7 @@ from glancefocus.network.build import build
 from glancefocus.training.loop import build_stage
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Moment, Stage, Workshop
+from glancefocus.training.stage import Moment, Stage, TrainingContext
 
 
 def anew(settings: TrainSettings) -> TrainSettings:
@@ -33,14 +33,14 @@ def anew(settings: TrainSettings) -> TrainSettings:
     return replace(settings, keep_glances_mib=0, aim=replace(settings.aim, compare_together=False))
 
 
-def epoch_of(stage: Stage, workshop: Workshop, epoch: int, epochs: int) -> tuple[int, float]:
+def epoch_of(stage: Stage, context: TrainingContext, epoch: int, epochs: int) -> tuple[int, float]:
     """One epoch of updates: how many images, in how many seconds."""
-    settings, train = workshop.settings, stage.data.train
+    settings, train = context.settings, stage.data.train
     seed = mix(settings.seed, epoch)
     order = shuffled(len(train), settings.batch_size, seed)
     stage.train_mode()
     started = time.perf_counter()
-    for step, (images, labels) in enumerate(scene_batches(train, settings.network.view, order, seed, workshop.workers)):
+    for step, (images, labels) in enumerate(scene_batches(train, settings.network.view, order, seed, context.workers)):
         moment = Moment(
             progress=(epoch + step / len(order)) / epochs,
             generator=torch.Generator().manual_seed(mix(seed, step)),
@@ -62,9 +62,9 @@ def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[
     rows = []
     for name in dict.fromkeys(settings.plan()):
         ways = {"before": anew(settings), "after": settings}
-        shops = {way: Workshop(copy.deepcopy(net), data, its, accelerator) for way, its in ways.items()}
-        stages = {way: build_stage(name, shop) for way, shop in shops.items()}
-        warm_up(name, Workshop(copy.deepcopy(net), data, anew(settings), accelerator))
+        shops = {way: TrainingContext(copy.deepcopy(net), data, its, accelerator) for way, its in ways.items()}
+        stages = {way: build_stage(name, context) for way, context in shops.items()}
+        warm_up(name, TrainingContext(copy.deepcopy(net), data, anew(settings), accelerator))
         row: dict[str, Any] = {"stage": name, "before_s": [], "after_s": [], "images": 0}
         count = stages["after"].epochs if epochs is None else epochs
         for epoch in range(count):
@@ -78,12 +78,12 @@ def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[
     return rows
 
 
-def warm_up(name: str, workshop: Workshop) -> None:
+def warm_up(name: str, context: TrainingContext) -> None:
     """One update that is not counted, of a network that is then thrown away."""
-    settings, stage = workshop.settings, build_stage(name, workshop)
+    settings, stage = context.settings, build_stage(name, context)
     train = stage.data.train
     order = shuffled(len(train), settings.batch_size, 0)[:1]
-    for images, labels in scene_batches(train, settings.network.view, order, 0, workshop.workers):
+    for images, labels in scene_batches(train, settings.network.view, order, 0, context.workers):
         stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
 
 

@@ -1,7 +1,7 @@
 """What a run will take is known before it starts, and measuring it changes nothing."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,22 +29,15 @@ from glancefocus.training.plan import (
 )
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
+pytestmark = pytest.mark.usefixtures("_tiny_world")
 PLAN = Plan((StagePlan("backbone", 2, 3, 1.0, 4.0), StagePlan("aim", 1, 5, 2.0, 0.0)), 6.0, 3 << 30)
 
 
 @pytest.fixture
 def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
     return tiny_settings(stages=["backbone", "glance", "recognise", "aim", "finetune"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scenes are drawn once for all runs of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture
@@ -62,8 +55,8 @@ def test_the_parts_of_a_plan_add_up() -> None:
 def test_measuring_times_every_stage_and_leaves_the_network_alone(settings: TrainSettings, data: Data) -> None:
     net = build(settings.network)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
-    plan = measure_plan(workshop, build_stage, parts=1, peak_bytes=1)
+    context = TrainingContext(net, data, settings, Accelerator(cpu=True))
+    plan = measure_plan(context, build_stage, parts=1, peak_bytes=1)
     assert [stage.name for stage in plan.stages] == settings.plan()
     assert [stage.updates for stage in plan.stages] == [3] * 5  # 24 scenes in batches of 8
     assert all(stage.update_s > 0 and stage.validation_s > 0 for stage in plan.stages)
@@ -117,10 +110,10 @@ def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: 
     said = plan_words(PLAN, settings, data, Path("runs/signs"), torch.device("cpu")).splitlines()
     lines = {line.split()[0]: line for line in said}
     assert list(lines) == ["data", "classes", "network", "stages", "batch", "device", "memory", "time", "folder", "or"]
-    assert "24 to learn from, 10 held out" in lines["data"]
+    assert "24 for training, 10 for validation" in lines["data"]
     assert "backbone 2, aim 1 (epochs)" in lines["stages"]
     assert "about 3.0 GB" in lines["memory"]
-    assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, measuring the result 6 s)" in lines["time"]
+    assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, final evaluation 6 s)" in lines["time"]
     assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
 
 
@@ -182,14 +175,14 @@ def test_parts_of_one_image_that_batch_norms_cannot_learn_from_are_a_sentence(
     settings: TrainSettings, data: Data
 ) -> None:
     single = replace(settings, accumulation=8)
-    workshop = Workshop(build(settings.network), data, single, Accelerator(cpu=True))
+    context = TrainingContext(build(settings.network), data, single, Accelerator(cpu=True))
     with pytest.raises(BadRun, match=r"batches of 8 images are computed one image at a time \(--accumulation 8"):
-        measure_plan(workshop, build_stage, parts=8, peak_bytes=1)
+        measure_plan(context, build_stage, parts=8, peak_bytes=1)
 
 
 def test_first_updates_that_are_not_finite_say_what_to_lower(settings: TrainSettings, data: Data) -> None:
     net = build(settings.network)
     net.focus_encoder.backbone.get_classifier().weight.data.fill_(torch.inf)
-    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
+    context = TrainingContext(net, data, settings, Accelerator(cpu=True))
     with pytest.raises(BadRun, match=r"in the first updates of the stage backbone.* Lower backbone\.lr, or check"):
-        measure_plan(workshop, build_stage, parts=1, peak_bytes=1)
+        measure_plan(context, build_stage, parts=1, peak_bytes=1)

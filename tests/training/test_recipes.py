@@ -161,7 +161,7 @@ def test_every_recipe_belongs_to_a_preset_and_a_world_that_exist() -> None:
         ('stages=["aim","aimm"]', "there is no stage 'aimm'"),
     ],
 )
-def test_what_cannot_be_set_is_said(word: str, sentence: str) -> None:
+def test_what_cannot_be_set_is_refused(word: str, sentence: str) -> None:
     # The seed goes before, so that it is in the table that an assignment is made to.
     with pytest.raises(BadSetting, match=sentence):
         train_settings("signs", changes={"seed": 0}, assignments=[word])

@@ -79,7 +79,7 @@ def test_the_same_options_go_on_with_the_run_that_has_them_and_its_settings(of_p
     chosen = choose_run(asked("photos/", seed=1), "photos/", None)
     assert str(chosen.folder) == "runs/photos-2"
     assert chosen.settings == replace(longer, data=replace(longer.data, source="photos/"))
-    assert chosen.sentence == "the run in runs/photos-2 was started with the same options: this is that run."
+    assert chosen.sentence == "the run in runs/photos-2 was started with the same options, so it is continued."
     assert str(choose_run(asked(seed=3), "photos", None).folder) == "runs/photos-7"
 
 
@@ -111,11 +111,11 @@ def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings
     os.utime(first / "last.ckpt", (now + 10, now + 10))
     chosen = choose_run(asked(), "photos", None, resume=True)
     assert (chosen.folder, chosen.settings) == (first, of_photos)
-    assert chosen.sentence == "going on with the run in runs/photos."
+    assert chosen.sentence == "continuing the run in runs/photos."
     os.utime(second / "last.ckpt", (now + 20, now + 20))
     assert choose_run(asked(), "photos", None, resume=True).folder == second
     assert choose_run(asked(seed=1), "photos", None, resume=True).folder == second
-    said = "runs/photos-2 was asked for otherwise: seed was 1, now 5. Leave these options out"
+    said = "runs/photos-2 was started with other options: seed was 1, now 5. Leave these options out"
     with pytest.raises(BadRun, match=said):
         choose_run(asked(seed=5), "photos", None, resume=True)
     assert choose_run(asked(), "photos", Path("runs/photos"), resume=True).folder == first
@@ -123,13 +123,13 @@ def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings
 
 def test_there_must_be_something_to_resume(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked(), learnt=False)
-    with pytest.raises(BadRun, match="there is no run of photos in runs/photos to go on with. Leave out --resume"):
+    with pytest.raises(BadRun, match="there is no run of photos in runs/photos to continue. Leave out --resume"):
         choose_run(asked(), "photos", None, resume=True)
 
 
 @pytest.mark.parametrize("name", ["asked.json", "settings.json"])
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
-def test_damaged_tables_are_said(name: str, content: str, of_photos: TrainSettings) -> None:
+def test_damaged_tables_are_reported(name: str, content: str, of_photos: TrainSettings) -> None:
     begun("mine", of_photos, asked())
     (Path("mine") / name).write_text(content)
     with pytest.raises(BadRun, match=rf"{name} is damaged.*Start in another folder"):

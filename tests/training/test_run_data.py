@@ -58,7 +58,7 @@ def test_what_changed_is_said(now: SplitRecord, words: str, tmp_path: Path) -> N
         keep_data(tmp_path, now, begun=True)
     assert str(refused.value) == (
         f"the data of the run in {tmp_path} has changed: {words}. "
-        "Put it back as it was to go on, or train in another folder (--output)."
+        "Restore the data to continue this run, or train in another folder (--output)."
     )
 
 

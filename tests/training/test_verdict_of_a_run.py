@@ -13,7 +13,7 @@ import glancefocus as gf
 from glancefocus.data.sources import open_data
 from glancefocus.training.run import load_backbone, train, tune_rivals
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
 Tiny = Callable[..., TrainSettings]
 STAGES = ["backbone", "glance", "recognise", "aim"]
@@ -85,7 +85,7 @@ def test_tuning_that_was_stopped_goes_on_with_the_size_that_it_was_at(
     data = open_data(settings.data, settings.network.view)
     asked: list[str] = []
 
-    def go_through(workshop: Workshop, folder: Path, plan: list[str]) -> None:
+    def go_through(context: TrainingContext, folder: Path, plan: list[str]) -> None:
         asked.append(plan[0])
         if len(asked) == 2:
             raise KeyboardInterrupt

@@ -159,9 +159,9 @@ def train(
     from glancefocus.cli.train import run_training
     from glancefocus.data.worlds.names import WORLDS
     from glancefocus.network.pretrained import check_weights
-    from glancefocus.training.journal import chosen_trackers
     from glancefocus.training.recipes import train_settings
     from glancefocus.training.run_folder import asked_for, choose_run
+    from glancefocus.training.trackers import chosen_trackers
 
     trackers = chosen_trackers(track)
 

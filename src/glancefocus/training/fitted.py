@@ -19,9 +19,6 @@ from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds.names import WORLDS, world_classes
 from glancefocus.files import open_file
 
-"""Goes through stages, with a checkpoint in a folder."""
-
-
 _SAMPLED_FILES = 64
 
 
