@@ -4,7 +4,7 @@ import functools
 import itertools
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.typed import Fields, list_of, number_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, whole_of
 
 MOST_MACS, MOST_LOOKS, MOST_SIZES = 10**18, 64, 64
 _PX = re.compile("[0-9]{1,6}")
@@ -171,7 +171,7 @@ class Latency:
             tree += level
         return tuple(tree)
 
-    def mean_ms(self, point: dict[str, Any]) -> float:
+    def mean_ms(self, point: Mapping[str, Any]) -> float:
         """What an operating point costs on average, from how many patches were looked at."""
         images = sum(point["exits_per_look"])
         patches = patches_of(point)
@@ -204,7 +204,7 @@ class Latency:
         )
 
 
-def patches_of(point: dict[str, Any]) -> list[Sequence[int]]:
+def patches_of(point: Mapping[str, Any]) -> list[Sequence[int]]:
     """(T - 1, K) how many patches of each size an operating point looks at in look 2, 3, ..."""
     if "patches_per_look_and_size" in point:
         return list(point["patches_per_look_and_size"])

@@ -28,7 +28,7 @@ from glancefocus.evaluation.figures import (
     reliability_figure,
     trade_off_figure,
 )
-from glancefocus.evaluation.findings import Findings, Point
+from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.findings_report import (
     budget_table,
     evenly,
@@ -41,6 +41,7 @@ from glancefocus.evaluation.findings_report import (
     write_findings,
 )
 from glancefocus.evaluation.report import gallery_sections
+from glancefocus.exits.curve import Point
 
 PICTURE = "data:image/png;base64,AAAA"
 EVERY_FIGURE = {

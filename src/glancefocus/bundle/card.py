@@ -7,6 +7,7 @@ from typing import Any
 
 from glancefocus.costs import Costs
 from glancefocus.escaping import markdown, one_line
+from glancefocus.exits.curve import Point
 from glancefocus.network.encoder import hub_id
 from glancefocus.settings import NetworkSettings
 
@@ -88,7 +89,7 @@ _NO_NOTES = ("data_settings", "thresholds_data", "images", "verdict")
 
 
 def model_card(
-    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[dict[str, Any]]
+    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[Point]
 ) -> str:
     """Markdown: what this network is, what it costs, how to ask it. Names and notes may come from anywhere, and are escaped."""
     named = ", ".join(markdown(name, _LONGEST_NAME) for name in classes[:20])

@@ -1,6 +1,7 @@
 """Loads whatever can answer: a bundle out of its folder or from the hub, or a checkpoint of the paper."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -8,7 +9,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.hub import local_folder
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.errors import BadSetting
-from glancefocus.exits.curve import best_thresholds
+from glancefocus.exits.curve import Point, best_thresholds
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.runtime.choose import check_name, set_threads
@@ -37,7 +38,7 @@ def load(
         check_name(runtime)
     elif light_weights:
         raise BadSetting(
-            "light weights are for a runtime that can read them. Name it, too: onnx or eager (--runtime onnx)."
+            "light weights are for ONNX Runtime. Name it, too (runtime='onnx', or --runtime onnx), or leave them out."
         )
     path = local_folder(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
@@ -57,12 +58,13 @@ def load(
 
 def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:
     official = load_official(path, model=model, patch_px=patch_px, looks=looks)
+    curve = cast(list[Point], official.curve)
     bundle = Bundle(
         net=official.net,
         classes=imagenet_classes(official.net.settings.classes),
         costs=count_costs(official.net.settings),
-        curve=official.curve,
+        curve=curve,
         notes={"source": "a checkpoint of the paper"},
     )
-    bundle.thresholds = best_thresholds(official.curve)
+    bundle.thresholds = best_thresholds(curve)
     return bundle

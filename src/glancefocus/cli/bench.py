@@ -31,6 +31,7 @@ from glancefocus.cli.printing import Display, display, notice, output, progress_
 from glancefocus.costs import Costs
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
 from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.exits.curve import Point
 from glancefocus.network.build import create, make_up_weights
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
@@ -253,7 +254,7 @@ def _forced(
     return forced_subject(net, costs, shares, most_images, generator)
 
 
-def _thresholds(point: dict[str, Any]) -> Any:
+def _thresholds(point: Point) -> Any:
     return _plain(point.get("thresholds"))
 
 

@@ -17,7 +17,7 @@ from glancefocus.evaluation.assess import BEST_ACCURACY, Budgeted, halves, look_
 from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
 from glancefocus.evaluation.records import fit_temperatures
 from glancefocus.exits.budget import check_solver, check_table, cross_fitted_curve, solve_curve
-from glancefocus.exits.curve import frozen, leave_thresholds, refuse_budget
+from glancefocus.exits.curve import Point, frozen, leave_thresholds, refuse_budget
 from glancefocus.exits.table import LookTable, Thresholds
 
 
@@ -132,7 +132,7 @@ def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
     split = records.split(first)
     rows = None if second is not None else halves(len(split))[0].tolist()
     bundle = records.bundle
-    return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)
+    return fit_temperatures(bundle.net, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
 def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tuple[LookTable, LookTable | None]:
@@ -143,8 +143,8 @@ def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tupl
 
 
 def _measured_curve(
-    choosing: LookTable, measuring: LookTable | None, curve: list[dict[str, Any]], solver: str | None
-) -> list[dict[str, Any]]:
+    choosing: LookTable, measuring: LookTable | None, curve: list[Point], solver: str | None
+) -> list[Point]:
     """The curve as images make it that were judged by thresholds which they did not choose."""
     if measuring is None:
         points = cross_fitted_curve(replace(choosing, unit="macs"), curve, solver=solver)
@@ -180,7 +180,7 @@ def _store(
     choice: Choice,
     asked: BudgetAsked,
     thresholds: Thresholds,
-    curve: list[dict[str, Any]],
+    curve: list[Point],
 ) -> None:
     bundle.thresholds = frozen(np.asarray(thresholds, dtype=np.float64).tolist())
     bundle.curve = curve
@@ -242,7 +242,7 @@ def _sentences(result: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _curve_table(curve: list[dict[str, Any]]) -> Table:
+def _curve_table(curve: list[Point]) -> Table:
     table = Table(title="every budget, measured on images that did not choose")
     for name in ("budget", "mean cost", "accuracy", "leave after each look"):
         table.add_column(name, justify="right")

@@ -3,17 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.evaluation.findings import Findings, Point
+from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.records import reliability
 from glancefocus.exits.budget import aim_below, check_budget, folds_for, solve_at, solve_within
-from glancefocus.exits.curve import best_thresholds, stay_thresholds
+from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.forecast import Forecast, cross_fitted, forecast_of_choosers, forecast_of_others
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.score import SCORES
@@ -162,13 +162,18 @@ def largest_nodes(table: LookTable) -> list[int]:
 
 
 def with_interval(point: Point, images: int) -> Point:
-    """The point with the 95 % interval of its accuracy: Wilson's, which knows that no mistake so far is not none ever."""
-    share, z = point["accuracy"], 1.959964
+    """The point with the 95 % interval of its accuracy."""
+    low, high = wilson_interval(point["accuracy"], images)
+    return {**point, "accuracy_low": low, "accuracy_high": high}
+
+
+def wilson_interval(share: float, images: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy: Wilson's, which is not empty where every answer was right, or none."""
+    z = 1.959964
     middle = (share + z * z / (2 * images)) / (1 + z * z / images)
     half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
     # Rounding must not put the accuracy itself outside, where it is 0 or 1.
-    low, high = min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
-    return {**point, "accuracy_low": low, "accuracy_high": high}
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
 def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
@@ -179,14 +184,15 @@ def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
 def _pooled(one: Point, two: Point) -> Point:
     """One point of two halves; its thresholds are those of the first."""
     counts = [sum(point["exits_per_look"]) for point in (one, two)]
-    pooled = dict(one)
+    pooled: dict[str, Any] = {**one}
+    other: dict[str, Any] = {**two}
     for name in ("mean_macs", "mean_ms", "accuracy"):
         if name in one:
-            pooled[name] = float(np.average([one[name], two[name]], weights=counts))
+            pooled[name] = float(np.average([pooled[name], other[name]], weights=counts))
     for name in ("exits_per_look", "patches_per_look_and_size"):
         if name in one:
-            pooled[name] = (np.asarray(one[name]) + np.asarray(two[name])).tolist()
-    return with_interval(pooled, sum(counts))
+            pooled[name] = (np.asarray(pooled[name]) + np.asarray(other[name])).tolist()
+    return with_interval(cast(Point, pooled), sum(counts))
 
 
 def point_with_exits(table: LookTable, thresholds: Any) -> Point:

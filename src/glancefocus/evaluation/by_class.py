@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadData
 from glancefocus.escaping import figure_text
-from glancefocus.evaluation.assess import look_table, own_thresholds, with_interval
+from glancefocus.evaluation.assess import look_table, own_thresholds, wilson_interval
 from glancefocus.evaluation.figures import as_svg
 from glancefocus.evaluation.report import table_html
 from glancefocus.exits.record import LookRecord
@@ -86,10 +86,7 @@ def accuracy_by_class(answers: Answers) -> list[ClassAccuracy]:
     rows = []
     for name, images, right in zip(answers.classes, of_class.tolist(), right_of_class.tolist(), strict=True):
         if images:
-            point = with_interval({"accuracy": right / images}, images)
-            rows.append(
-                ClassAccuracy(name, images, right, right / images, point["accuracy_low"], point["accuracy_high"])
-            )
+            rows.append(ClassAccuracy(name, images, right, right / images, *wilson_interval(right / images, images)))
     return sorted(rows, key=lambda row: (row.accuracy, -row.images, row.name))
 
 

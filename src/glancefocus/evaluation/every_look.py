@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +16,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
 from glancefocus.evaluation.records import record_looks
+from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
 from glancefocus.look import Look, rows_by_size
@@ -23,7 +24,8 @@ from glancefocus.loop import KnownGlance, Policy, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.outcome import Outcome
-from glancefocus.scene import Scene, as_batch, top_left
+from glancefocus.region import top_left, whole
+from glancefocus.scene import Scene, as_batch
 from glancefocus.settings import NetworkSettings
 
 
@@ -142,7 +144,7 @@ def backbone_accuracy(
     with torch.inference_mode():
         for images, labels in scene_batches(split, net.settings.view, order):
             scene = as_batch(images.to(device), net.settings.view)
-            logits = encoder.own_head(encoder(scene.whole if px is None else scene.glance(px)).vector)
+            logits = encoder.own_head(encoder(scene.whole if px is None else scene.view(whole(px).at())).vector)
             right += int((logits.argmax(dim=1).cpu() == labels).sum())
     encoder.train(was_training)
     return right / len(rows)
@@ -167,8 +169,8 @@ class Comparison:
     backbone_accuracy: float | None
     backbone_macs: int
     mac_ratio_at_backbone_accuracy: float | None
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)
+    curve: list[Point]
+    chosen: Point
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -181,8 +183,8 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
     at_random = evaluate_every_look(net, split, RandomPolicy(px, torch.Generator().manual_seed(1)), workers=workers)
     corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
     table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
-    curve = [dict(table.point(np.asarray(point["thresholds"], dtype=np.float32))) for point in bundle.curve]
-    fixed = [dict(table.point(thresholds)) for thresholds in _so_many_looks(table)]
+    curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
+    fixed = [table.point(thresholds) for thresholds in _so_many_looks(table)]
     return Comparison(
         accuracy_per_look=learnt.accuracy_per_look,
         accuracy_per_look_random_aims=at_random.accuracy_per_look,
@@ -217,7 +219,7 @@ def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
         return look_table(bundle, record_looks(bundle, split, Path(folder), source="", name="split", workers=workers))
 
 
-def mac_ratio(curve: list[dict[str, Any]], accuracy: float | None, backbone_macs: int) -> float | None:
+def mac_ratio(curve: list[Point], accuracy: float | None, backbone_macs: int) -> float | None:
     """Backbone's multiply-adds over those of the cheapest operating point that is at least as accurate."""
     if accuracy is None:
         return None

@@ -10,7 +10,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
-from glancefocus.evaluation.findings import Findings, Point
+from glancefocus.evaluation.findings import Findings
+from glancefocus.exits.curve import Point, mean_cost
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
@@ -73,7 +74,7 @@ def cost_axis(axes: Any, words: str) -> None:
 
 
 def curve_figure(
-    curve: Sequence[dict[str, Any]], backbone: tuple[float, float] | None, per_look: Sequence[tuple[float, float]]
+    curve: Sequence[Point], backbone: tuple[float, float] | None, per_look: Sequence[tuple[float, float]]
 ) -> Figure:
     """Accuracy over multiply-adds: early exit, a fixed number of looks, and the plain backbone.
 
@@ -270,23 +271,23 @@ def patches_per_size(point: Point) -> list[int]:
 def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
     """Accuracy over what an image costs on average: early exit, one patch size, a fixed number of looks."""
     figure, axes = new_figure(WIDTH, HEIGHT)
-    cost, scale = f"mean_{unit}", 1e6 if unit == "macs" else 1.0
-    curve = sorted(findings.curve, key=lambda point: float(point[cost]))
-    costs = [point[cost] / scale for point in curve]
+    scale = 1e6 if unit == "macs" else 1.0
+    curve = sorted(findings.curve, key=lambda point: mean_cost(point, unit))
+    costs = [mean_cost(point, unit) / scale for point in curve]
     label = "stops above thresholds" if len(findings.patch_px) == 1 else "stops above thresholds, sizes chosen"
     _line(axes, costs, curve, label, color=BLUE, marker="o", linestyle="-", zorder=3)
     if all("accuracy_low" in point and "accuracy_high" in point for point in curve):
-        low, high = ([100 * point[end] for point in curve] for end in ("accuracy_low", "accuracy_high"))
+        low, high = ([100 * p["accuracy_low"] for p in curve], [100 * p["accuracy_high"] for p in curve])
         axes.fill_between(costs, low, high, color=BLUE, alpha=0.15, linewidth=0, label="95 % interval")
     for style, (px, fixed) in zip(cycle(LINES[2:]), findings.fixed_size_curves.items(), strict=False):
-        points = sorted((point for point in fixed if cost in point), key=lambda point: float(point[cost]))
-        _line(axes, [point[cost] / scale for point in points], points, f"{px} px only", **style)
+        points = sorted((p for p in fixed if f"mean_{unit}" in p), key=lambda p: mean_cost(p, unit))
+        _line(axes, [mean_cost(point, unit) / scale for point in points], points, f"{px} px only", **style)
     after_look = findings.macs_after_look if unit == "macs" else findings.ms_after_look
     if after_look is not None:
         shares = [100 * share for share in findings.accuracy_after_look]
         axes.plot([c / scale for c in after_look], shares, "--s", color=ORANGE, label="fixed number of looks")
-    if cost in findings.chosen:
-        _star(axes, findings.chosen[cost] / scale, findings.chosen)
+    if f"mean_{unit}" in findings.chosen:
+        _star(axes, mean_cost(findings.chosen, unit) / scale, findings.chosen)
     if unit == "macs":
         axes.axvline(findings.backbone_macs / scale, color="black", linestyle=":", label="backbone's cost, whole image")
     cost_axis(axes, "multiply-adds per image (millions" if unit == "macs" else "time per image (ms")

@@ -3,9 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Point = dict[str, Any]
-"""An operating point: budget_macs, mean_macs, accuracy, accuracy_low, accuracy_high (95 %, Wilson's), thresholds, exits_per_look;
-mean_ms where latency was measured; patches_per_look_and_size (focus looks x sizes, counts) with several patch sizes."""
+from glancefocus.exits.curve import Point
 
 
 @dataclass(frozen=True)

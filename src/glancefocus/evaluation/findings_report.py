@@ -13,9 +13,10 @@ from rich.table import Table
 
 from glancefocus.escaping import csv_cell, one_line
 from glancefocus.evaluation.figures import as_png, as_svg, draw_findings, expected_looks, look_names
-from glancefocus.evaluation.findings import Findings, Point
+from glancefocus.evaluation.findings import Findings
 from glancefocus.evaluation.report import page_of, replace_file, table_html
 from glancefocus.evaluation.verdict_report import verdict_lines_of_csv, verdict_section
+from glancefocus.exits.curve import Point
 
 SCORE_BUDGETS, SIZE_BUDGETS, TERMINAL_BUDGETS = 6, 9, 8
 SCORE_ORDER = ("random", "entropy", "confidence", "value")
@@ -144,7 +145,7 @@ def _csv_files(findings: Findings) -> dict[str, bytes]:
 
 def flat(point: Point, patch_px: Sequence[int]) -> dict[str, float]:
     """An operating point as one line of numbers: lists become columns that name their look, and their patch size."""
-    line = {name: value for name, value in point.items() if not isinstance(value, (list, tuple))}
+    line: dict[str, Any] = {name: value for name, value in point.items() if not isinstance(value, (list, tuple))}
     line["expected_looks"] = expected_looks(point)
     for look, count in enumerate(point["exits_per_look"], start=1):
         line[f"leave_after_look_{look}"] = count

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.evaluation.assess import with_interval
+from glancefocus.evaluation.assess import wilson_interval
 
 Outcome = Literal["worth it", "not worth it", "cannot be told", "no rivals"]
 Kind = Literal["backbone", "resized", "tuned", "cascade", "glancefocus"]
@@ -62,7 +62,8 @@ class Answers:
         }
         if self.ms is not None:
             plain["mean_ms"] = self.ms
-        return with_interval(plain, len(self.right))
+        low, high = wilson_interval(self.accuracy, len(self.right))
+        return {**plain, "accuracy_low": low, "accuracy_high": high}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Thresholds out of a look table and a budget: everything that users of this layer need."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from glancefocus.errors import BadSetting
+from glancefocus.exits.curve import Point, Unit, budget_of
 from glancefocus.exits.direct import direct_curve, direct_within, expected_correct
 from glancefocus.exits.forecast import cross_fitted, fold_of_rows
 from glancefocus.exits.genetic import genetic_front, genetic_within
@@ -115,9 +115,7 @@ def check_solver(sizes: int, solver: str | None) -> str:
     return solver
 
 
-def solve_curve(
-    table: LookTable, points: int = 40, *, solver: str | None = None, seed: int = 0
-) -> list[dict[str, Any]]:
+def solve_curve(table: LookTable, points: int = 40, *, solver: str | None = None, seed: int = 0) -> list[Point]:
     """The best operating point within each of evenly spaced budgets, from leaving at the glance to every look for everybody.
 
     accuracy is counted on this table; expected_accuracy is how often answers with such scores are right. By the second, a dearer
@@ -128,8 +126,7 @@ def solve_curve(
     likely = expected_correct(table)
     return [
         {
-            f"budget_{table.unit}": budget,
-            **table.point(thresholds),
+            **with_budget(table.point(thresholds), budget, table.unit),
             "expected_accuracy": cost_and_worth(table, thresholds, likely)[1],
         }
         for budget, thresholds in zip(budgets, found, strict=True)
@@ -156,10 +153,10 @@ def solve_at(
 
 
 def cross_fitted_curve(
-    table: LookTable, curve: Sequence[dict[str, Any]], *, solver: str | None = None, seed: int = 0
-) -> list[dict[str, Any]]:
+    table: LookTable, curve: Sequence[Point], *, solver: str | None = None, seed: int = 0
+) -> list[Point]:
     """The points of a solved curve, as images cost and answer whose thresholds were chosen on others, within the same budgets."""
-    budgets = [point[f"budget_{table.unit}"] for point in curve]
+    budgets = [budget_of(point, table.unit) for point in curve]
     fold = fold_of_rows(len(table), CURVE_FOLDS, seed)
     nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
     for group in range(int(fold.max()) + 1):
@@ -168,12 +165,14 @@ def cross_fitted_curve(
         found = solve_at(table.rows(np.flatnonzero(fold != group)), budgets, solver=solver, seed=seed)
         nodes[:, rows] = [own.exits(thresholds) for thresholds in found]
     return [
-        {
-            f"budget_{table.unit}": point[f"budget_{table.unit}"],
-            **table.point_of_exits(left, np.asarray(point["thresholds"], dtype=np.float32)),
-        }
-        for point, left in zip(curve, nodes, strict=True)
+        with_budget(table.point_of_exits(left, np.asarray(point["thresholds"], dtype=np.float32)), budget, table.unit)
+        for point, budget, left in zip(curve, budgets, nodes, strict=True)
     ]
+
+
+def with_budget(point: Point, budget: float, unit: Unit) -> Point:
+    """The point, with the budget that its thresholds were chosen for."""
+    return {"budget_macs": budget, **point} if unit == "macs" else {"budget_ms": budget, **point}
 
 
 def affordable(

@@ -2,17 +2,43 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.typed import Fields, list_of, number_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, whole_of
 
-Point = dict[str, Any]
-"""thresholds, and where they were measured accuracy, exits_per_look, mean_macs, ...; expected_accuracy: how often answers with such
-scores are right, which says more than the answers of the few images that chose."""
 
+class Point(TypedDict):
+    """An operating point: thresholds, and what they cost and achieve on some images.
+
+    thresholds         one for each look; with several patch sizes one row for each look
+    mean_macs, mean_ms mean cost of an answer; milliseconds where latency was measured
+    budget_macs, budget_ms  the budget that the thresholds were chosen for
+    accuracy           share of right answers, counted; `_low` and `_high` are the ends of its 95 % interval
+    expected_accuracy  how often answers with such scores are right: more reliable than a count when few images chose the thresholds
+    exits_per_look     number of images that stop after each look
+    accuracy_of_exits  accuracy of the images that stop after each look; None where no image does
+    patches_per_look_and_size  number of patches of each size in each focus look, with several patch sizes
+    """
+
+    thresholds: list[Any]
+    mean_macs: NotRequired[float]
+    mean_ms: NotRequired[float]
+    budget_macs: NotRequired[float]
+    budget_ms: NotRequired[float]
+    accuracy: NotRequired[float]
+    accuracy_low: NotRequired[float]
+    accuracy_high: NotRequired[float]
+    expected_accuracy: NotRequired[float]
+    exits_per_look: NotRequired[list[int]]
+    accuracy_of_exits: NotRequired[list[float | None]]
+    patches_per_look_and_size: NotRequired[list[list[int]]]
+
+
+Unit = Literal["macs", "ms"]
+"""What budgets and costs are counted in: multiply-adds or milliseconds."""
 
 MOST_POINTS = 100_000
 
@@ -25,11 +51,12 @@ def read_curve(plain: Any, where: str, looks: int, sizes: int) -> list[Point]:
 def _read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
     """Everything that is used is checked; whatever else a point says is kept as it is."""
     fields = Fields(plain, where)
-    point = dict(fields.plain)
+    point = cast(Point, dict(fields.plain))
     point["thresholds"] = read_thresholds(fields.value("thresholds"), fields.name("thresholds"), looks, sizes)
-    for name in ("mean_macs", "budget_macs"):
-        if name in point:
-            point[name] = fields.number(name, 0.0, 1e18)
+    if "mean_macs" in point:
+        point["mean_macs"] = fields.number("mean_macs", 0.0, 1e18)
+    if "budget_macs" in point:
+        point["budget_macs"] = fields.number("budget_macs", 0.0, 1e18)
     if "accuracy" in point:
         point["accuracy"] = fields.number("accuracy", 0.0, 1.0)
     if "exits_per_look" in point:
@@ -82,6 +109,16 @@ def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Poin
     share = (budget - cost_of(below)) / (cost_of(above) - cost_of(below))
     mixed = (1 - share) * np.asarray(below["thresholds"]) + share * np.asarray(above["thresholds"])
     return mixed.tolist()
+
+
+def mean_cost(point: Point, unit: Unit) -> float:
+    """Mean cost of an answer at this point, in this unit."""
+    return point["mean_macs"] if unit == "macs" else point["mean_ms"]
+
+
+def budget_of(point: Point, unit: Unit) -> float:
+    """The budget that the thresholds of this point were chosen for, in this unit."""
+    return point["budget_macs"] if unit == "macs" else point["budget_ms"]
 
 
 def rising(points: list[Point]) -> list[Point]:

@@ -8,12 +8,13 @@ interval holds 95 % of their mean costs. This works where none of 10 images took
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadData, BadSetting
+from glancefocus.exits.curve import Unit
 from glancefocus.exits.geometric import cost_and_worth
 from glancefocus.exits.table import LookTable, Thresholds, level_sizes
 
@@ -38,7 +39,7 @@ class CrossFitted:
     cost: NDArray[np.float64]
     fold: NDArray[np.int64]
     looks: int
-    unit: Literal["macs", "ms"]
+    unit: Unit
     chosen: tuple[Thresholds, ...]
 
     def __len__(self) -> int:
@@ -123,7 +124,7 @@ class Forecast:
     images: int
     images_needed: int
     new_images: int
-    unit: Literal["macs", "ms"]
+    unit: Unit
 
     @property
     def cost_share(self) -> float:

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glancefocus.exits.curve import Point, Unit, mean_cost
 from glancefocus.exits.table import LookTable, Thresholds, check_budget
 
 # The released code's range; below 1 most images leave early, above 1 most leave late. The paper's rule is the half below 1.
@@ -116,9 +116,9 @@ def must_have_one_size(table: LookTable) -> None:
         raise ValueError(f"the table has {table.sizes} patch sizes; take table.fixed_size(size), or a genetic search.")
 
 
-def cost_and_accuracy(point: dict[str, Any], unit: str) -> tuple[float, float]:
+def cost_and_accuracy(point: Point, unit: Unit) -> tuple[float, float]:
     """What an operating point costs on average, in this unit, and achieves."""
-    return float(point[f"mean_{unit}"]), float(point["accuracy"])
+    return mean_cost(point, unit), point["accuracy"]
 
 
 def cost_and_worth(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.exits.curve import leave_thresholds, refuse_budget, stay_thresholds
+from glancefocus.exits.curve import Point, Unit, leave_thresholds, refuse_budget, stay_thresholds
 
 Thresholds = NDArray[np.float32]
 """(T,), one for each look; with several patch sizes (T, K), one for each look and size. The last look lets everybody go."""
@@ -37,7 +37,7 @@ class LookTable:
     macs: NDArray[np.float64]
     sizes: int = 1
     ms: NDArray[np.float64] | None = None
-    unit: Literal["macs", "ms"] = "macs"
+    unit: Unit = "macs"
 
     def __post_init__(self) -> None:
         if self.score.shape != self.correct.shape or self.score.shape[1] != self.macs.shape[0]:
@@ -159,7 +159,7 @@ class LookTable:
     def _correct_columns(self) -> NDArray[np.bool_]:
         return np.ascontiguousarray(self.correct.T)
 
-    def point(self, thresholds: Thresholds) -> dict[str, Any]:
+    def point(self, thresholds: Thresholds) -> Point:
         """What these thresholds cost and achieve on this table."""
         at_node = np.zeros(self.score.shape[1], dtype=np.int64)
         right = 0
@@ -168,14 +168,14 @@ class LookTable:
             right += int(np.count_nonzero(leaving & self._correct_columns[node]))
         return self._point(at_node, right, thresholds)
 
-    def point_of_exits(self, nodes: NDArray[np.int64], thresholds: Thresholds) -> dict[str, Any]:
+    def point_of_exits(self, nodes: NDArray[np.int64], thresholds: Thresholds) -> Point:
         """The same where each image leaves at a node (N,) that was found otherwise, such as by cross-fitting."""
         right = int(np.count_nonzero(self.correct[np.arange(len(self)), nodes]))
         return self._point(np.bincount(nodes, minlength=self.score.shape[1]), right, thresholds)
 
-    def _point(self, at_node: NDArray[np.int64], right: int, thresholds: Thresholds) -> dict[str, Any]:
+    def _point(self, at_node: NDArray[np.int64], right: int, thresholds: Thresholds) -> Point:
         counts = [int(level.sum()) for level in self.levels(at_node)]
-        point: dict[str, Any] = {
+        point: Point = {
             "mean_macs": float(self.macs @ at_node / len(self)),
             "accuracy": right / len(self),
             "thresholds": np.asarray(thresholds, dtype=np.float64).tolist(),

@@ -8,7 +8,6 @@ A backbone that classifies whole images also shows where in an image its evidenc
 glance encoder and, in the stage point, the policy can learn these places.
 """
 
-import hashlib
 import math
 from typing import NamedTuple
 
@@ -21,9 +20,11 @@ from glancefocus.data.splits import Split, followed, in_order, scene_batches
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import size_in
+from glancefocus.files import fingerprint
 from glancefocus.interrupts import let_through
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.region import resized, whole
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState, check_tensors
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
@@ -145,13 +146,12 @@ class BackboneEvidence:
         """The places of all images, for the present weights of the focus encoder."""
         if self.train is not self.context.data.train:
             return self._of_all(self.train)
-        seen_by = hashlib.sha256()
-        for name, weight in self.context.net.focus_encoder.state_dict().items():
-            seen_by.update(name.encode() + weight.detach().cpu().numpy().tobytes())
-        seen_by.update(self.train.labels.numpy().tobytes())  # unreadable files may be missing when a run is resumed
+        weights = [value for named in self.context.net.focus_encoder.state_dict().items() for value in named]
+        # The labels too: unreadable files may be missing when a run is resumed.
+        seen_by = fingerprint(*weights, self.train.labels)
         known = self.context.known_evidence
-        if known is None or known.seen_by != seen_by.hexdigest() or len(known.weight) != len(self.train):
-            known = KnownEvidence(seen_by.hexdigest(), *self._of_all(self.train))
+        if known is None or known.seen_by != seen_by or len(known.weight) != len(self.train):
+            known = KnownEvidence(seen_by, *self._of_all(self.train))
             self.context.known_evidence = known
         return Places(known.centre, known.weight)
 
@@ -227,7 +227,7 @@ class EncoderStep(nn.Module):
         if self.size is not None:
             seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
         elif self.glance_px is not None:
-            seen = scene.glance(self.glance_px, self.settings.glance_resize)
+            seen = scene.view(whole(self.glance_px, self.settings.glance_resize).at())
         else:
             seen = scene.whole
         encoding: Encoding = self.encoder(seen)

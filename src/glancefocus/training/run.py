@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from glancefocus.evaluation.full_report import Training, read_training_curves, w
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.rivals import (
-    Progress,
     image_size,
     patch_side,
     rival_name,
@@ -43,6 +41,7 @@ from glancefocus.network.build import build, load_encoders
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly, open_safely
+from glancefocus.progress import Progress
 from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
 from glancefocus.training.journal import Journal, read_metrics
@@ -112,7 +111,7 @@ def _train(
     reported: bool,
 ) -> Bundle:
     net = _new_network(settings)  # first, so that a missing file of weights is reported at once
-    data = _open_data(settings, _progress_printer(journal))
+    data = _open_data(settings, journal.show_progress)
     if accelerator.is_main_process:
         keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
     for remark in data.remarks:
@@ -126,13 +125,13 @@ def _train(
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
-    context = TrainingContext(net, data, settings, accelerator, _progress_printer(journal))
+    context = TrainingContext(net, data, settings, accelerator, journal.show_progress)
     plan = _planned(context, folder, journal) if planned else None
     TrainingLoop(context, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
         tune_rivals(settings, data, accelerator, folder, functools.partial(_run_stages, quiet=quiet))
     if accelerator.is_main_process:
-        bundle = finish_bundle(net, data, settings, folder, _progress_printer(journal))
+        bundle = finish_bundle(net, data, settings, folder, journal.show_progress)
         bundle.save(folder / BUNDLE_FOLDER)
         if reported:
             write_run_report(bundle, data, settings, folder)
@@ -171,7 +170,7 @@ def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
 def _run_stages(context: TrainingContext, folder: Path, plan: list[str], *, quiet: bool) -> None:
     """Run these stages with a checkpoint and a journal in this folder, from its checkpoint on if there is one."""
     with contextlib.closing(Journal(folder, writes=context.accelerator.is_main_process, quiet=quiet)) as journal:
-        TrainingLoop(replace(context, on_progress=_progress_printer(journal)), folder, journal, plan).run()
+        TrainingLoop(replace(context, on_progress=journal.show_progress), folder, journal, plan).run()
 
 
 def _open_data(settings: TrainSettings, progress: Progress | None = None) -> Data:
@@ -200,19 +199,6 @@ def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.weights is not None and settings.weights != "pretrained":
         load_encoders(net, settings.weights)
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _progress_printer(journal: Journal) -> Progress:
-    """Prints the progress of long computations on a terminal, at most five times per second."""
-    printed_at = 0.0
-
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal printed_at
-        if journal.console.is_terminal and (time.monotonic() - printed_at > 0.2 or done == total):
-            printed_at = time.monotonic()
-            journal.console.print(f"{what} {done}/{total}", end="\r" if done < total else "\n", highlight=False)
-
-    return show
 
 
 def threads_per_process(processes: int) -> int:

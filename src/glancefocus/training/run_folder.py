@@ -19,11 +19,10 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
-from glancefocus.ranges import shown
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import class_differences, classes_of_run, write_run_file
 from glancefocus.training.settings import STAGES, TrainSettings
-from glancefocus.typed import Fields, read_json
+from glancefocus.values import Fields, read_json, shown
 
 Asked: TypeAlias = dict[str, Any]
 """The options that a run was started with, as JSON values, see asked_for."""

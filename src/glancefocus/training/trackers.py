@@ -14,7 +14,7 @@ from typing import Any
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.files import cache_path, write_text
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 NONE = "none"
