@@ -128,7 +128,7 @@ def train_settings_only(whole: TrainSettings, folder: Path) -> None:
         prepare_folder(folder, whole)
 
 
-def test_the_checkpoint_itself_goes_on(half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_is_resumed(half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path) -> None:
     whole, content = half_done
     train_settings_only(whole, tmp_path)
     torch.save(content, tmp_path / "last.ckpt")
@@ -136,7 +136,9 @@ def test_the_checkpoint_itself_goes_on(half_done: tuple[TrainSettings, dict[str,
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["stage"] == 2
 
 
-def test_a_checkpoint_of_version_0_1_0_goes_on(half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_of_version_0_1_0_is_resumed(
+    half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path
+) -> None:
     """It has a field that is not used any more, and its folder a file that is not written any more."""
     whole, content = half_done
     train_settings_only(whole, tmp_path)

@@ -44,7 +44,7 @@ def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_mos
     torch.testing.assert_close(places.weight, torch.tensor([(4 / 7.5 - 9 / 48) / (1 - 9 / 48), 1.0]))
 
 
-def test_what_no_patch_could_hold_together_is_not_taken_together() -> None:
+def test_evidence_that_does_not_fit_into_one_patch_is_not_combined() -> None:
     evidence = torch.zeros(1, 8, 8)
     evidence[0, 4, 2], evidence[0, 4, 4] = 2, 1.9  # 16 px cells: from the first to the last of them 48 px
     one = strongest_places(evidence, (128, 128), patch_px=32)
@@ -121,7 +121,7 @@ def test_a_place_is_shared_among_the_four_cells_around_it() -> None:
     torch.testing.assert_close(cells, wanted)
 
 
-def test_what_a_map_shows_is_judged_by_the_weight_of_the_place() -> None:
+def test_the_loss_of_a_map_is_weighted_by_the_weight_of_the_place() -> None:
     shown = EvidenceShown(5)
     map_ = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
     places = Places(torch.tensor([[30.0, 62.5], [10.0, 12.5]]), torch.tensor([1.0, 0.5]))
@@ -192,7 +192,7 @@ def test_a_glance_encoder_learns_from_the_backbone_where_things_are(
     assert share > 0.8 if taught == "its own places" else share < 0.5
 
 
-def test_evidence_is_worked_out_once_for_all_stages_until_the_focus_encoder_changes(
+def test_evidence_is_computed_once_for_all_stages_until_the_focus_encoder_changes(
     small_net: Callable[..., GlanceFocus], context_of: World
 ) -> None:
     net = small_net()

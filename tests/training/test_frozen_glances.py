@@ -104,14 +104,16 @@ def test_stage_one_encodes_the_glances_of_a_frozen_encoder_once(frozen: str, mak
         ({"aim": {"epochs": 1}}, "they are needed once only"),
     ],
 )
-def test_with_every_batch_where_keeping_does_not_do(change: dict[str, Any], why: str, make_context: Make) -> None:
+def test_glances_are_encoded_with_every_batch_if_they_cannot_be_kept(
+    change: dict[str, Any], why: str, make_context: Make
+) -> None:
     context = make_context(**{**TOGETHER, **change})
     with counted(context.net) as rows:
         learn(AimStage(context), epochs=2)
     assert rows == [BATCH] * (2 * IMAGES // BATCH), why
 
 
-def test_an_encoder_that_learns_is_asked_anew(make_context: Make) -> None:
+def test_glances_of_an_encoder_that_is_trained_are_encoded_again(make_context: Make) -> None:
     context = make_context(recognise={"epochs": 3})
     with counted(context.net) as rows:
         learn(RecogniseStage(context))
@@ -153,7 +155,7 @@ def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any]
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-5)
 
 
-def test_random_patches_in_one_batch_with_the_chosen_ones_are_those_looked_at_afterwards(make_context: Make) -> None:
+def test_random_patches_in_one_batch_with_the_chosen_ones_are_the_same_as_afterwards(make_context: Make) -> None:
     context = make_context(network={"patch_px": (32, 48), "looks": 4}, aim={"monte_carlo": 3})
     net, settings = context.net, context.settings.aim
     images, labels = next(context.data.train.pixel_batches([list(range(6))]))  # type: ignore[attr-defined]
@@ -177,7 +179,7 @@ def test_random_patches_in_one_batch_with_the_chosen_ones_are_those_looked_at_af
     torch.testing.assert_close(rewards, rewards_alone, rtol=0, atol=1e-6)
 
 
-def test_looking_ahead_leaves_a_generator_as_it_is() -> None:
+def test_after_exploring_does_not_change_the_generator() -> None:
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
     after_exploring(generator, 3, 5, (32, 48))

@@ -57,7 +57,7 @@ def test_a_link_is_not_written_through(journal: Journal, tmp_path: Path) -> None
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_full_disk_is_a_sentence(journal: Journal, tmp_path: Path) -> None:
+def test_a_full_disk_raises_a_clear_error(journal: Journal, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:

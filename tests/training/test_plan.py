@@ -89,7 +89,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(
     assert parts_that_fit(wide, data)[0] == 1
 
 
-def test_what_fits_in_no_number_of_parts_is_refused(
+def test_a_run_that_does_not_fit_in_any_number_of_parts_is_refused(
     settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "available_bytes", lambda: -(600 << 20))
@@ -106,7 +106,7 @@ def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: Data) -> None:
+def test_the_plan_has_one_line_for_each_fact(settings: TrainSettings, data: Data) -> None:
     said = plan_words(PLAN, settings, data, Path("runs/signs"), torch.device("cpu")).splitlines()
     lines = {line.split()[0]: line for line in said}
     assert list(lines) == ["data", "classes", "network", "stages", "batch", "device", "memory", "time", "folder", "or"]
@@ -117,7 +117,7 @@ def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: 
     assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
 
 
-def test_the_time_left_follows_how_fast_it_really_goes() -> None:
+def test_the_remaining_time_follows_the_measured_speed() -> None:
     left = TimeLeft(1000.0)
     left.reach(100.0, now=50.0)  # a run that goes on: nothing was measured yet
     assert left.seconds == 900
@@ -129,7 +129,7 @@ def test_the_time_left_follows_how_fast_it_really_goes() -> None:
     assert left.seconds == 0
 
 
-def test_a_run_that_goes_on_keeps_its_plan(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_plan(settings: TrainSettings, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     short = replace(settings, stages=("backbone", "aim"), backbone=replace(settings.backbone, epochs=2))
     short = replace(short, aim=replace(settings.aim, epochs=1))
@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_keeps_its_plan(settings: TrainSettings, tmp_path: Pa
         assert stored_plan(file, short) is None
 
 
-def test_the_command_says_the_plan_and_the_time_left(
+def test_the_command_prints_the_plan_and_the_remaining_time(
     tiny_settings: Callable[..., TrainSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_settings(stages=["backbone", "glance"]), tmp_path / "run", planned=True)
@@ -171,9 +171,7 @@ def test_a_batch_larger_than_the_data_is_as_large_as_the_data(settings: TrainSet
     assert parts_that_fit(replace(settings, batch_size=65_536), data)[0] == 1  # 24 scenes fit in one part
 
 
-def test_parts_of_one_image_that_batch_norms_cannot_learn_from_are_a_sentence(
-    settings: TrainSettings, data: Data
-) -> None:
+def test_batches_computed_one_image_at_a_time_are_refused_for_batch_norms(settings: TrainSettings, data: Data) -> None:
     single = replace(settings, accumulation=8)
     context = TrainingContext(build(settings.network), data, single, Accelerator(cpu=True))
     with pytest.raises(BadRun, match=r"batches of 8 images are computed one image at a time \(--accumulation 8"):

@@ -110,7 +110,7 @@ def test_a_killed_run_ends_as_one_never_killed() -> None:
     assert "identical after 3 kills" in done.stdout
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_the_run_then_ends_the_same(
+def test_ctrl_c_saves_and_prints_how_to_continue_and_the_run_then_ends_the_same(
     tiny_run: types.ModuleType,
     runs: Any,
     tiny_settings: Tiny,
@@ -140,7 +140,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_run_then_ends_the_same(
     assert [row["epoch"] for row in runs.metrics(tmp_path / "stopped")] == [1, 2]
 
 
-def test_what_was_noted_before_the_first_checkpoint_is_not_noted_twice(
+def test_lines_written_before_the_first_checkpoint_are_not_written_twice(
     runs: Any,
     tiny_settings: Tiny,
     tmp_path: Path,
@@ -190,7 +190,7 @@ def test_differences_name_what_was_and_what_is() -> None:
     ]
 
 
-def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(
+def test_a_full_disk_loses_nothing_and_the_run_can_be_resumed_when_there_is_room(
     runs: Any,
     tiny_settings: Tiny,
     tmp_path: Path,
@@ -254,7 +254,7 @@ class WithScaler(Accelerator):
         self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
 
 
-def test_a_resumed_run_goes_on_with_the_scale_of_its_losses(
+def test_a_resumed_run_continues_with_its_loss_scale(
     runs: Any,
     tiny_settings: Tiny,
     tmp_path: Path,
@@ -336,7 +336,7 @@ def test_the_command_launches_processes_by_itself(tiny_run: types.ModuleType, ru
 @pytest.mark.parametrize(
     ("stage", "changes"), [("point", {"epochs": 2}), ("glance", {"epochs": 2, "evidence_weight": 1.0})]
 )
-def test_learning_from_evidence_goes_on_where_it_was_stopped(
+def test_learning_from_evidence_is_resumed_where_it_was_stopped(
     runs: Any,
     stage: str,
     changes: dict[str, Any],
@@ -365,13 +365,13 @@ def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(
     assert runs.same(runs.weights(tmp_path / "grown"), runs.weights(tmp_path / "whole"))
 
 
-def test_stages_that_forget_what_a_run_has_gone_through_are_refused(tiny_settings: Tiny, tmp_path: Path) -> None:
+def test_stages_without_those_that_a_run_has_already_run_are_refused(tiny_settings: Tiny, tmp_path: Path) -> None:
     train(tiny_settings(stages=["recognise"]), tmp_path / "run", quiet=True)
     with pytest.raises(BadRun, match="has run the stages recognise; its stages must begin with these, but got aim"):
         train(tiny_settings(stages=["aim"]), tmp_path / "run", quiet=True)
 
 
-def test_a_run_goes_on_from_a_whole_network_and_refuses_another_one(
+def test_a_run_starts_from_a_bundle_and_refuses_one_with_another_network(
     tiny_settings: Tiny,
     whole_run: Path,
     tmp_path: Path,
@@ -418,7 +418,7 @@ def test_the_backbone_may_see_small_scenes_first(runs: Any, tmp_path: Path) -> N
     assert right == pytest.approx([round(count) for count in right], abs=1e-5)
 
 
-def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(runs: Any, tmp_path: Path) -> None:
+def test_the_glance_encoder_may_see_small_scenes_first_and_continues_from_there(runs: Any, tmp_path: Path) -> None:
     def trained(name: str, *stages: str, small: int, whole: int, fresh: bool = True) -> dict[str, Tensor]:
         own = ["scenes=[9,5]", "side_px=96", f"epochs={small}", f"fresh={fresh}"]
         changes = [f"small_glance.{setting}" for setting in own]
@@ -475,7 +475,7 @@ def test_the_joint_stage_aims_by_the_settings_of_stage_two(tiny_settings: Tiny, 
         train(tiny_settings(stages=["joint"], aim={"lr": 0.02}), tmp_path / "run", quiet=True)
 
 
-def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tiny_settings: Tiny) -> None:
+def test_objects_have_the_same_size_in_glances_of_small_and_of_whole_scenes(tiny_settings: Tiny) -> None:
     settings = tiny_settings(stages=["small_glance"])
     view = replace(settings.network.view, height_px=480, width_px=640)
     settings = replace(settings, network=replace(settings.network, view=view, glance_px=96))
@@ -485,7 +485,7 @@ def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tin
 
 
 @pytest.mark.parametrize("stage", ["small", "small_glance"])
-def test_small_scenes_can_only_be_drawn_of_a_built_in_world(stage: str, tiny_settings: Tiny) -> None:
+def test_small_scenes_exist_only_in_a_built_in_world(stage: str, tiny_settings: Tiny) -> None:
     settings = tiny_settings(stages=[stage])
     with pytest.raises(
         BadSetting, match=f"the stage {stage} draws small scenes of a built-in world .* pictures is not"

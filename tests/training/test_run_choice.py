@@ -52,7 +52,7 @@ def test_a_run_goes_where_its_data_is_named() -> None:
         assert (str(chosen.folder), chosen.settings, chosen.sentence) == (place, None, None)
 
 
-def test_what_is_asked_for_is_compared_by_what_decides_what_is_learnt() -> None:
+def test_runs_are_compared_by_the_options_that_have_an_effect_on_what_is_learnt() -> None:
     assert asked() == asked("photos/") == asked(os.path.abspath("photos")) == asked(workers=7, processes=2)
     assert asked(stages=["1", "2"]) == asked(stages=["1,2"])
     assert asked(setting=["a.b=1", "c=2"]) == asked(setting=["c=2", "a.b=1"])
@@ -60,7 +60,7 @@ def test_what_is_asked_for_is_compared_by_what_decides_what_is_learnt() -> None:
     assert len({json.dumps(words) for words in different}) == len(different)
 
 
-def test_another_experiment_gets_the_next_number_and_says_so(of_photos: TrainSettings) -> None:
+def test_a_run_with_other_options_gets_the_next_number_and_this_is_printed(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked())
     chosen = choose_run(asked(seed=1), "photos", None)
     assert str(chosen.folder) == "runs/photos-2"
@@ -71,7 +71,7 @@ def test_another_experiment_gets_the_next_number_and_says_so(of_photos: TrainSet
     assert str(choose_run(asked("more/photos"), "more/photos", None).folder) == "runs/photos-3"
 
 
-def test_the_same_options_go_on_with_the_run_that_has_them_and_its_settings(of_photos: TrainSettings) -> None:
+def test_the_same_options_continue_the_run_that_was_started_with_them(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked())
     longer = replace(of_photos, seed=1, batch_size=6)  # as if chosen by the memory of another day
     begun("runs/photos-2", longer, asked(seed=1))
@@ -83,7 +83,9 @@ def test_the_same_options_go_on_with_the_run_that_has_them_and_its_settings(of_p
     assert str(choose_run(asked(seed=3), "photos", None).folder) == "runs/photos-7"
 
 
-def test_a_folder_in_which_nothing_was_learnt_is_used_again_unless_a_process_is_at_it(of_photos: TrainSettings) -> None:
+def test_a_folder_without_a_checkpoint_is_used_again_unless_a_process_is_training_in_it(
+    of_photos: TrainSettings,
+) -> None:
     begun("runs/photos", of_photos, asked(), learnt=False)
     assert str(choose_run(asked(seed=1), "photos", None).folder) == "runs/photos"
     with locked(Path("runs/photos")):
@@ -103,7 +105,7 @@ def test_a_folder_that_was_named_is_taken(of_photos: TrainSettings) -> None:
         prepare_folder(Path("mine"), replace(of_photos, seed=1), asked(seed=1))
 
 
-def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings) -> None:
+def test_resume_continues_the_latest_run_of_the_data(of_photos: TrainSettings) -> None:
     first = begun("runs/photos", of_photos, asked(quick=True))
     second = begun("runs/photos-2", replace(of_photos, seed=1), asked(seed=1))
     begun("runs/photos-3", of_photos, asked("elsewhere/photos"))
@@ -160,7 +162,7 @@ def test_links_are_not_written_through(of_photos: TrainSettings) -> None:
 
 
 @pytest.mark.usefixtures("_tiny_world")
-def test_a_finished_run_says_so_and_shows_its_result(
+def test_the_result_of_a_finished_run_is_shown_again(
     tiny_run: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "signs", *tiny_run.WORDS, "--stages", "1", "--set", "recognise.epochs=1", "--rivals", "none"]

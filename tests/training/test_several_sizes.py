@@ -33,7 +33,7 @@ def whole_run(_tiny_world: None, settings: TrainSettings, tmp_path_factory: pyte
     return folder
 
 
-def test_all_stages_are_gone_through(whole_run: Path) -> None:
+def test_all_stages_run(whole_run: Path) -> None:
     rows = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["backbone", "glance", "recognise", "aim", "aim", "finetune"]
     assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 3, 3, 3, 3]
@@ -55,7 +55,7 @@ def test_the_bundle_has_thresholds_for_every_look_and_size(whole_run: Path) -> N
         assert bundle.costs.macs_after_look[0] <= point["mean_macs"] <= max(bundle.costs.macs_of_tree())
 
 
-def test_what_the_thresholds_were_chosen_from_is_kept_beside_the_bundle(whole_run: Path) -> None:
+def test_the_look_record_of_the_thresholds_is_kept_beside_the_bundle(whole_run: Path) -> None:
     bundle = gf.load(whole_run / "bundle", device="cpu")
     (folder,) = (whole_run / "bundle-looks").iterdir()
     record = LookRecord.load(folder)

@@ -239,7 +239,7 @@ def test_a_policy_that_only_gets_worse_stays_as_it_was(square_world: World) -> N
         assert torch.equal(tensor, before[name])
 
 
-def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_or_surer_is_kept(
+def test_among_policies_equal_after_the_last_look_the_earlier_right_or_more_confident_one_is_kept(
     square_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = square_world(looks=3)
@@ -292,7 +292,7 @@ def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: 
     assert spread[1] < 0.5 * spread[0]  # a quarter, but for chance
 
 
-def test_a_policy_that_aims_nowhere_stops_before_anything_is_cut_out(square_world: World) -> None:
+def test_an_aim_that_is_not_finite_stops_training_before_any_patch_is_cut(square_world: World) -> None:
     context = square_world(looks=2)
     torch.nn.init.constant_(context.net.policy.actor.weight, float("nan"))
     with pytest.raises(NonFinite, match="an aim of the policy became infinite or not a number"):

@@ -67,7 +67,7 @@ def test_places_that_are_not_those_of_the_image_teach_nothing(
     assert hit_rate(context)[0] < 0.25
 
 
-def test_places_are_worked_out_once_where_images_can_be_followed(square_world: World) -> None:
+def test_places_are_computed_once_if_the_augmentation_can_be_followed(square_world: World) -> None:
     context = square_world(looks=2)
     train = context.data.train
     assert isinstance(train, MemorySplit)
@@ -157,7 +157,7 @@ def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:
         learn(context, steps=1)
 
 
-def test_a_policy_that_broke_is_said(square_world: World) -> None:
+def test_a_policy_with_weights_that_are_not_finite_is_reported(square_world: World) -> None:
     context = square_world(looks=2)
     torch.nn.init.constant_(context.net.policy.critic.weight, float("nan"))
     with pytest.raises(BadRun, match=r"the policy's loss became nan"):

@@ -62,7 +62,7 @@ def test_pointing_changes_the_policy_but_for_its_critic(make_context: Make) -> N
     assert changed == own - {"policy.critic.weight", "policy.critic.bias"}
 
 
-def test_of_mistaken_glances_the_classifier_alone_remembers_those_of_other_images(make_context: Make) -> None:
+def test_mistaken_glances_change_the_memory_of_the_classifier_only(make_context: Make) -> None:
     net = make_context().net
     images, _ = next(iter(noise(200, 5).batches([range(200)])))
     scene = ImageBatch(images)
@@ -111,7 +111,7 @@ def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wron
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_of_mistaken_glances_that_is_none_is_refused(share: float) -> None:
+def test_an_impossible_share_of_mistaken_glances_is_refused(share: float) -> None:
     with pytest.raises(
         BadSetting, match=f"mistaken_glances must be a number of at least 0 and below 1, but got {share}"
     ):
@@ -234,7 +234,7 @@ def test_a_batch_in_parts_gives_the_step_of_the_whole_batch(parts: int, make_con
 
 
 @pytest.mark.parametrize("name", ["backbone", "recognise", "aim", "joint"])
-def test_half_precision_trains_weights_that_stay_whole(name: str, make_context: Make) -> None:
+def test_half_precision_trains_weights_in_full_precision(name: str, make_context: Make) -> None:
     context = make_context(precision="bf16")
     before = {tensor: value.clone() for tensor, value in context.net.state_dict().items()}
     stage = build_stage(name, context)
@@ -296,7 +296,7 @@ def test_exploring_aims_are_clipped_to_the_image_and_scored_after_clipping(
     torch.testing.assert_close(aim.log_prob, expected, rtol=0, atol=1e-5)
 
 
-def test_stage_three_learns_around_the_learnt_aims_and_is_judged_by_them(make_context: Make) -> None:
+def test_stage_three_trains_around_the_learnt_aims_and_is_validated_with_them(make_context: Make) -> None:
     made = make_context(finetune={"deviation": 0.1})
     stage = FinetuneStage(made)
     net = made.net.eval()

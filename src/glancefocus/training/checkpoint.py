@@ -203,7 +203,7 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dty
             f"{name} must be of shape {list(shape)} and type {dtype}, but is {list(value.shape)} and {value.dtype}"
         )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise BadField(f"{name} holds fewer numbers than its shape says")
+        raise BadField(f"{name} holds fewer numbers than its shape requires")
     if not bool(torch.isfinite(value).all()):
         raise BadField(f"{name} holds numbers that are not finite")
 

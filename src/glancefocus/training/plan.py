@@ -344,11 +344,11 @@ def _data_words(settings: TrainSettings, data: Data) -> str:
 
 
 def _class_words(data: Data) -> str:
-    learnt = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
-    held = torch.bincount(data.val.labels, minlength=len(data.classes)).tolist()
-    shown = [f"{one_line(name, 60)} {a}+{b}" for name, a, b in zip(data.classes, learnt, held, strict=True)][
-        :_SHOWN_CLASSES
-    ]
+    train, val = (
+        torch.bincount(split.labels, minlength=len(data.classes)).tolist() for split in (data.train, data.val)
+    )
+    counts = zip(data.classes[:_SHOWN_CLASSES], train, val, strict=False)
+    shown = [f"{one_line(name, 60)} {a}+{b}" for name, a, b in counts]
     more = f", and {len(data.classes) - len(shown)} more" if len(data.classes) > len(shown) else ""
     return f"{len(data.classes)} (training + validation): {', '.join(shown)}{more}"
 

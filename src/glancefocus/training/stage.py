@@ -244,7 +244,7 @@ class KeptGlances:
             return
         if not self.columns:
             # The answer of a classifier that is being trained changes, so it is computed again from the vector.
-            answers = {} if learns(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
+            answers = {} if is_trained(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
             columns = {"map": look.map, "vector": look.features, **answers}
             count = self.known.shape[0]
             row_bytes = sum(column[0].numel() * column.element_size() for column in columns.values())
@@ -268,14 +268,14 @@ class FrozenGlances:
     def __init__(self, context: TrainingContext, epochs: int) -> None:
         self.context = context
         # Every process encodes all images, so this only pays off with more epochs than processes.
-        self.worth = epochs > context.accelerator.num_processes
+        self.pays_off = epochs > context.accelerator.num_processes
         self._train: KeptGlances | None = None
         self._val: KeptGlances | None = None
 
     def network(self, scene: Scene, rows: Tensor | None) -> LookingNetwork:
         """The network for a scene of these training images, with their glances if they are kept; rows None: unknown."""
         net, train = self.context.net, self.context.data.train
-        if rows is None or not self.worth or not train.fixed or learns(net.glance_encoder):
+        if rows is None or not self.pays_off or not train.fixed or is_trained(net.glance_encoder):
             return net
         if self._train is None:
             self._train = self._kept(train)
@@ -284,7 +284,7 @@ class FrozenGlances:
 
     def of_validation(self, split: Split) -> Callable[[Scene, Sequence[int]], Look] | None:
         """A function that returns the first look of a batch of validation images; None: glances are not kept."""
-        if not self.worth or learns(self.context.net.glance_encoder):
+        if not self.pays_off or is_trained(self.context.net.glance_encoder):
             return None
         if self._val is None:
             self._val = self._kept(split)
@@ -314,6 +314,6 @@ class FrozenGlances:
                         context.on_progress("encoding glances", rows[-1] + 1, len(split))
 
 
-def learns(module: nn.Module) -> bool:
+def is_trained(module: nn.Module) -> bool:
     """Whether some of its weights are being trained."""
     return any(weight.requires_grad for weight in module.parameters())
