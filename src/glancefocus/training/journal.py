@@ -65,12 +65,6 @@ class EpochRow:
             aims=aims if isinstance(aims, dict) else None,
         )
 
-    @property
-    def val_accuracy(self) -> list[float]:
-        """Validation accuracy after each look."""
-        found = self.numbers.get("val_accuracy", [])
-        return found if isinstance(found, list) else [found]
-
 
 def _is_numeric(value: Any) -> bool:
     values = value if isinstance(value, list) else [value]

@@ -122,7 +122,8 @@ class TrainingLoop:
         if self.plan[:begun] != done:
             raise BadRun(
                 f"the run in {self.folder} has run the stages {', '.join(done)}; its stages must begin with these, but got "
-                f"{', '.join(self.plan)}. Name them all, or start in another folder (--start takes a bundle to start from)."
+                f"{', '.join(self.plan)}. Name them in this order with --stages, or start in another folder (--start takes a "
+                "bundle to start from)."
             )
         return checkpoint.stage
 
