@@ -184,9 +184,8 @@ def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.start is not None:
         net = Bundle.load(settings.start).net
         if net.settings.classifier == "recurrent" and min(net.settings.looks, settings.network.looks) > 1:
-            net.settings = replace(
-                net.settings, looks=settings.network.looks
-            )  # a recurrent classifier is the same at every look
+            # A recurrent classifier is the same at every look, so the number of looks may change.
+            net.settings = replace(net.settings, looks=settings.network.looks)
         different = list(differences(to_plain(net.settings), to_plain(settings.network)))
         if different:
             raise BadRun(
