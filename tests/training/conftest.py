@@ -1,4 +1,4 @@
-"""What the tests of learning share: a context to put stages into, the toy world of bright squares, settings of a tiny run."""
+"""Shared by the tests of training: a context for stages, the toy world of bright squares, a tiny run, and checks of run folders."""
 
 import functools
 import importlib.util
@@ -140,7 +140,7 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Runs:
-    """What tests ask of the folders of runs."""
+    """Reads and compares the folders of runs, and interrupts runs."""
 
     @staticmethod
     def weights(run: Path) -> dict[str, Tensor]:

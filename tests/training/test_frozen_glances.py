@@ -1,4 +1,4 @@
-"""What is frozen and equal is not computed twice, and nothing else changes by that."""
+"""Glances of a frozen encoder are encoded once, with the same results as when they are encoded with every batch."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -78,7 +78,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], Any, str, int]] = {
 def finished(
     _tiny_world: None, tiny_run: types.ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    """What a run that is never stopped becomes; each is run once."""
+    """The result of a run that is never stopped; each is run once."""
 
     @functools.cache
     def of(*stages: str) -> Any:

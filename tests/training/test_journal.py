@@ -1,4 +1,4 @@
-"""What a run notes can be read again, whatever happened while it was written."""
+"""The journal can be read again, also after a run was killed while it wrote."""
 
 import resource
 from collections.abc import Iterator

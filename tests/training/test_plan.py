@@ -1,4 +1,4 @@
-"""What a run will take is known before it starts, and measuring it changes nothing."""
+"""Time and memory of a run are known before it starts, and measuring them does not change the run."""
 
 import json
 from collections.abc import Callable

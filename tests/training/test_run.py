@@ -391,7 +391,7 @@ def test_a_run_starts_from_a_bundle_and_refuses_one_with_another_network(
 
 
 def larger_scenes(stages: list[str], assignments: list[str]) -> TrainSettings:
-    """Of 128 px, so that there are smaller ones."""
+    """Scenes of 128 px, so that there are smaller ones."""
     return train_settings(
         "signs",
         backbone="test_resnet",

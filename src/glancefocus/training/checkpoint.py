@@ -1,4 +1,4 @@
-"""What a run keeps in order to continue: its checkpoint, and the record of the data that it learns from.
+"""The files that a run needs to continue: its checkpoint, and the record of its data.
 
 A checkpoint is written to a temporary file, flushed and renamed, so a run that is killed at any moment leaves a complete one. It is
 read field by field, so a damaged or foreign one is refused with the name of the wrong field.

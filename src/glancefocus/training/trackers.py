@@ -24,7 +24,7 @@ _MOST_STATE_BYTES = 1 << 20
 
 @dataclass
 class TrackedRun:
-    """What a tracker has of a run: its own id for it, and the number of epochs that were sent."""
+    """The state of a tracker: its own id for the run, and the number of epochs that were sent."""
 
     run: str | None = None
     steps: int = 0
