@@ -7,9 +7,9 @@ repeats what was interrupted there.
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -45,15 +45,14 @@ def build_stage(name: str, context: TrainingContext) -> Stage:
     """The stage of this name, ready to run."""
     if name in ("small", "backbone", "small_glance", "glance") or size_in(name) is not None:
         return InitialiseStage(name, context)
-    stages: dict[str, Any] = {
+    stages: dict[str, Callable[[TrainingContext], Stage]] = {
         "recognise": RecogniseStage,
         "point": PointStage,
         "aim": AimStage,
         "finetune": FinetuneStage,
         "joint": JointStage,
     }
-    stage: Stage = stages[name](context)
-    return stage
+    return stages[name](context)
 
 
 class TrainingLoop:
