@@ -171,12 +171,12 @@ def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
 
 
 def test_a_rate_that_would_rise_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"falls from point.lr to point.lr_end, but got 1e-05 and 0.0001"):
+    with pytest.raises(BadSetting, match=r"point.lr_end must be at most point.lr \(1e-05\), but got 0.0001"):
         PointSettings(lr=1e-5)
 
 
 def test_a_deviation_that_would_grow_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"falls from point.deviation to point.deviation_end, but got 0.001 and 0.005"):
+    with pytest.raises(BadSetting, match=r"point.deviation_end must be at most point.deviation \(0.001\), but got 0.005"):
         PointSettings(deviation=0.001)
 
 
