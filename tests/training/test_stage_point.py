@@ -176,7 +176,9 @@ def test_a_rate_that_would_rise_is_refused() -> None:
 
 
 def test_a_deviation_that_would_grow_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"point.deviation_end must be at most point.deviation \(0.001\), but got 0.005"):
+    with pytest.raises(
+        BadSetting, match=r"point.deviation_end must be at most point.deviation \(0.001\), but got 0.005"
+    ):
         PointSettings(deviation=0.001)
 
 
