@@ -120,7 +120,7 @@ def report_run(bundle: "Bundle", settings: "TrainSettings", run: Path, page: Pat
         title=f"glancefocus on {settings.data.source}",
         comparison=comparison,
         gallery=gallery_of(bundle, split, bundle.exit_rule()),
-        metrics=metrics,
+        metrics=[row.to_plain() for row in metrics],
         note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that chose no weight or threshold; a glance at "
         f"{settings.network.glance_px} px, patches of {max(settings.network.patch_px)} px, up to {settings.network.looks} looks. "
         "Thresholds were chosen on the validation images.",

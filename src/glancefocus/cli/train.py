@@ -152,8 +152,8 @@ def train(options: TrainOptions) -> None:
     from glancefocus.cli.processes import run_in_processes
     from glancefocus.data.worlds.names import WORLDS
     from glancefocus.network.pretrained import check_weights
-    from glancefocus.training.journal import chosen_trackers
     from glancefocus.training.run_folder import asked_for, choose_run
+    from glancefocus.training.trackers import chosen_trackers
 
     trackers = chosen_trackers(options.track)
     asked = asked_for(vars(options))
