@@ -158,7 +158,7 @@ def train(
     from glancefocus.cli.processes import run_in_processes
     from glancefocus.cli.train import run_training
     from glancefocus.data.worlds.names import WORLDS
-    from glancefocus.network.pretrained import check_weights
+    from glancefocus.network.backbones import check_weights
     from glancefocus.training.journal import chosen_trackers
     from glancefocus.training.recipes import train_settings
     from glancefocus.training.run_folder import asked_for, choose_run
