@@ -2,9 +2,9 @@
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and the words after `--`), and says: the time that the plan told and the
-time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
-beside those on unseen photographs, in class folders of the same names.
+Runs `gf train photos/` with no other option than the weights (and the words after `--`). Reports the time that the plan predicted
+and the time that it took, the peak memory of the command with its child processes, and the accuracies that the run reported beside
+those on unseen photographs, which are in class folders of the same names.
 """
 
 import argparse

@@ -11,9 +11,9 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "escaping", "files", "interrupts", "torchvision_whole", "free_memory", "resize"}, False),
+    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole", "resize"}, False),
     (
-        {"ranges", "settings", "typed", "region", "scene", "look", "costs"},
+        {"values", "free_memory", "settings", "region", "scene", "look", "costs"},
         True,
     ),  # a look holds a scene, a scene knows settings
     ({"network", "exits", "data", "outcome"}, False),

@@ -17,8 +17,8 @@ from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Aim, Look
 from glancefocus.loop import LookingNetwork, Policy, look_closer, policy_for, release
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.ranges import BatchSize, WaitingMs, checked
 from glancefocus.scene import Scene
+from glancefocus.values import BatchSize, WaitingMs, checked
 
 FULL_BATCH = 32
 HELD_BATCHES = 8

@@ -379,7 +379,7 @@ def test_batches_of_large_images_are_smaller(small_bundle: MakeBundle, monkeypat
         return predict(self, images, *more)
 
     monkeypatch.setattr(Bundle, "predict_images", noted)
-    monkeypatch.setattr("glancefocus.data.image_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
+    monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
     outcome = bundle.predict([pixels(64, 64), pixels(200, 200), *[pixels(64, 64, seed=n) for n in range(3)]])
     assert batches == [1, 1, 2, 1]
     assert len(outcome) == 5

@@ -11,7 +11,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
 from glancefocus.look import Look
-from glancefocus.ranges import BatchSize, Count, checked
+from glancefocus.values import BatchSize, Count, checked
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:

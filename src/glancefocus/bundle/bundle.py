@@ -17,7 +17,6 @@ from glancefocus.bundle.files import (
     FORMAT,
     SETTINGS_FILE,
     WEIGHTS_FILE,
-    fingerprint_of,
     read_network,
     read_settings,
     read_split,
@@ -30,25 +29,25 @@ from glancefocus.bundle.hub import hub_name, publish
 from glancefocus.bundle.stopping import Stopping
 from glancefocus.costs import Costs, Latency, device_name
 from glancefocus.data.clip_views import view_any_clip
-from glancefocus.data.image_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
 from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import Deadline, ExitRule, every_look
 from glancefocus.exits.score import score_named
-from glancefocus.files import write_text
+from glancefocus.files import fingerprint, write_text
+from glancefocus.free_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.loop import look_until_sure
 from glancefocus.network.build import build
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.ranges import BatchSize, Milliseconds, checked
 from glancefocus.runtime.choose import RuntimeOptions, open_runtime
 from glancefocus.runtime.forking import check_threads
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
+from glancefocus.values import BatchSize, Milliseconds, checked
 
 
 @dataclass
@@ -146,7 +145,8 @@ class Bundle:
     def fingerprint(self) -> str:
         """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
         light = [self.runtime] if self.net.light_weights else []
-        return fingerprint_of([to_plain(self.settings), self.temperatures, *light], self._tensors())
+        tensors = [value for named in sorted(self._tensors().items()) for value in named]
+        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look, with the bundle's temperatures."""

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.image_memory import check_memory
 from glancefocus.data.images import as_rgb, pixels_of, read_picture
 from glancefocus.errors import BadImage, ImageTooSmall
+from glancefocus.free_memory import check_memory
 from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from glancefocus.errors import BadSetting
 from glancefocus.exits.score import Confidence, Score
 from glancefocus.look import Aim, Look
-from glancefocus.ranges import shown
+from glancefocus.values import shown
 
 
 @dataclass(frozen=True)

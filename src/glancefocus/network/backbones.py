@@ -20,8 +20,8 @@ import torch
 
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.weights import find_checkpoint
-from glancefocus.ranges import Range, checked_number, shown
 from glancefocus.torchvision_whole import ensure_torchvision
+from glancefocus.values import Range, checked_number, shown
 
 MOST_BLOCKS = 512
 """Blocks of a backbone, summed over its stages."""

@@ -1,7 +1,6 @@
 """Opens a network in a runtime by its name, or in the fastest one here, which is measured once and remembered."""
 
 import copy
-import hashlib
 import importlib.util
 import json
 import statistics
@@ -16,18 +15,17 @@ from torch import Tensor
 
 from glancefocus.costs import device_name
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
-from glancefocus.files import cache_folder, write_text
+from glancefocus.files import Cache, cache_folder, fingerprint, write_text
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
-from glancefocus.ranges import BatchSize, Threads, checked
 from glancefocus.runtime.forking import check_threads
-from glancefocus.runtime.graphs import Cache, graphs_in, graphs_of
+from glancefocus.runtime.graphs import graphs_in, graphs_of
 from glancefocus.runtime.onnx import OnnxRunner
 from glancefocus.runtime.openvino import OpenVinoRunner
 from glancefocus.runtime.runner import PartsRunner, RunPart
 from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple, device_of
 from glancefocus.settings import NetworkSettings, to_plain
-from glancefocus.typed import read_json
+from glancefocus.values import BatchSize, Threads, checked, read_json
 
 CHOICES_FILE = "runtimes.json"
 _MOST_BYTES = 1 << 20
@@ -245,7 +243,7 @@ def made_up_images(
 
 def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
     """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
-    network = hashlib.sha256(json.dumps(to_plain(settings), sort_keys=True).encode()).hexdigest()[:12]
+    network = fingerprint(to_plain(settings))[:12]
     threads = torch.get_num_threads()
     where = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
     return f"{where}, measured {MEASURING_VERSION}"
@@ -287,6 +285,6 @@ def _file(cache: Cache) -> Path | None:
     if cache is None:
         return None
     try:
-        return (cache_folder() if cache == "default" else cache) / CHOICES_FILE
+        return cache_folder(cache) / CHOICES_FILE
     except OSError:
         return None

@@ -1,7 +1,6 @@
 """Light weights in ONNX graphs: int8 in memory-bound layers (heads, and convolutions on small maps), float elsewhere."""
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from glancefocus.errors import MissingExtra
-from glancefocus.files import folder_aside
+from glancefocus.files import replace_files
 from glancefocus.network.encoder import Encoder
 from glancefocus.network.parts import Part
 
@@ -200,7 +199,7 @@ def write_light(part: Part, file: Path, light: Path) -> None:
     names = [*_products(model, [f"{name}." for name in head_layers(part.module)]), *convolutions_as_products(model)]
     # The quantiser transposes weights, and would not change what is noted of their shapes.
     del model.graph.value_info[:]
-    with folder_aside(light) as aside:
+    with replace_files(light) as aside:
         written = aside / light.name
         if names:
             quantization.quantize_dynamic(
@@ -214,7 +213,6 @@ def write_light(part: Part, file: Path, light: Path) -> None:
             )
         else:
             onnx.save(model, written)
-        os.replace(written, light)
 
 
 def _products(model: Any, beginnings: list[str]) -> list[str]:

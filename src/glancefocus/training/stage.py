@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.checking import Progress
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadRun
@@ -19,6 +18,7 @@ from glancefocus.look import Look
 from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
+from glancefocus.progress import Progress
 from glancefocus.scene import Scene, as_batch
 from glancefocus.training.settings import STAGES, TrainSettings
 
