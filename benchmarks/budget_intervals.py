@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import Bundle, load
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import MemorySplit
 from glancefocus.data.worlds.signs import make_signs

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import load
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.choosing import Records, looks_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import load
 from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
 from glancefocus.evaluation.choosing import Records, looks_folder
 

@@ -258,13 +258,15 @@ def test_a_run_whose_classes_or_files_changed_is_not_resumed(tmp_path: Path) -> 
     train(settings, tmp_path / "run", quiet=True)
     before = (tmp_path / "run" / "bundle" / "bundle.json").read_bytes()
     (data / "bee").rename(data / "wasp")
-    with pytest.raises(BadRun, match=r"the class 'bee' is now 'wasp'; \d+ files have another name \(wasp/.*\)\. Put"):
+    with pytest.raises(
+        BadRun, match=r"the class 'bee' is now 'wasp'; \d+ files have another name \(wasp/.*\)\. Restore"
+    ):
         train(settings, tmp_path / "run", quiet=True)
     (data / "wasp").rename(data / "bee")
     file = sorted((data / "cow").iterdir())[0]
     content = file.read_bytes()
     picture(file, 12345)
-    with pytest.raises(BadRun, match=rf"has changed: 1 file changed \(cow/{file.name}\)\. Put it back"):
+    with pytest.raises(BadRun, match=rf"has changed: 1 file changed \(cow/{file.name}\)\. Restore the data"):
         train(settings, tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "bundle" / "bundle.json").read_bytes() == before
     file.write_bytes(content)

@@ -79,7 +79,7 @@ def test_clips_show_where_their_evidence_is(tmp_path: Path) -> None:
     assert [row["stage"] for row in rows] == changes["stages"]
 
 
-def test_a_bundle_of_clips_answers_alike_one_by_one_and_in_a_batch_with_exits(run: Path) -> None:
+def test_a_bundle_of_clips_gives_the_same_answers_one_by_one_and_in_a_batch_with_exits(run: Path) -> None:
     bundle = Bundle.load(run / "bundle")
     data = open_data(tiny().data, tiny().network.view, frames=4)
     assert data.test is not None
@@ -116,7 +116,7 @@ def test_the_gallery_shows_clips_as_strips(run: Path) -> None:
     assert Image.open(io.BytesIO(picture)).width == 4 * 320 + 3 * 7
 
 
-def test_a_run_from_before_a_setting_existed_goes_on(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_older_than_a_setting_is_resumed(run: Path, tmp_path: Path) -> None:
     settings = json.loads((run / "settings.json").read_text())
     del settings["data"]["max_bad_files"], settings["network"]["shift_div"]
     (tmp_path / "settings.json").write_text(json.dumps(settings))
