@@ -22,10 +22,10 @@ from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.runtime.auto import made_up_images
 from glancefocus.runtime.choose import (
     RuntimeOptions,
     installed,
+    made_up_images,
     open_backbone,
     open_runtime,
     runtime_words,
