@@ -2,7 +2,8 @@
 
 import torch
 
-from glancefocus.data.splits import JoinedSplit, MemorySplit
+from glancefocus.data.labelled import JoinedSplit
+from glancefocus.data.splits import MemorySplit
 from glancefocus.settings import ViewSettings
 
 PLAIN = ViewSettings(fit="whole", height_px=8, width_px=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

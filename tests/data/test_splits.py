@@ -1,11 +1,11 @@
 """Splits give the same batches to whoever reads them, and augment by the image's number and the seed alone."""
 
+import subprocess
 import sys
-from pathlib import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import Path
 import pytest
 import torch
 from PIL import Image
@@ -181,7 +181,7 @@ from glancefocus.settings import ViewSettings
 
 if __name__ == "__main__":
     files = sorted(Path(sys.argv[1]).glob("*.png"))
-    split = FileSplit(files, torch.zeros(len(files), dtype=torch.int64), ViewSettings(16, 16), AugmentSettings())
+    split = FileSplit(files, torch.zeros(len(files), dtype=torch.int64), ViewSettings(height_px=16, width_px=16), AugmentSettings())
     batches = split.batches([[0], [1], [2]], workers=1)
     print(next(batches)[0].shape[0])  # the split, and the worker that it keeps, are alive when Python exits
 """

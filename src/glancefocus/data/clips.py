@@ -23,7 +23,6 @@ from glancefocus.data.views import (
     RESAMPLING,
     AugmentSettings,
     Picture,
-    Placement,
     as_pixels,
     mix,
     shifted,
@@ -32,7 +31,7 @@ from glancefocus.data.views import (
 )
 from glancefocus.errors import BadClip, BadImage
 from glancefocus.free_memory import check_memory
-from glancefocus.region import normalise
+from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
 VIDEO_SUFFIXES = frozenset(

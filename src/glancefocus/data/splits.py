@@ -5,11 +5,9 @@ import functools
 import math
 import multiprocessing
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -311,42 +309,6 @@ def shuffled(count: int, batch_size: int, seed: int) -> list[list[int]]:
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     batch_size = min(batch_size, count)
     return [order[start : start + batch_size] for start in range(0, count - batch_size + 1, batch_size)]
-
-
-class JoinedSplit:
-    """The images of several splits in a row, for measuring; training does not use it."""
-
-    def __init__(self, parts: Sequence[Split]) -> None:
-        self.parts = list(parts)
-        self.labels: Tensor = torch.cat([part.labels for part in parts]) if parts else torch.empty(0, dtype=torch.int64)
-        self.boxes: Tensor | None = None
-        self._ends = list(accumulate(len(part) for part in parts))
-
-    @property
-    def fixed(self) -> bool:
-        return all(part.fixed for part in self.parts)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        for indexes in order:
-            found = list(self._of_parts(indexes, seed, workers))
-            images, labels = torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
-            part_by_part = torch.tensor(sorted(range(len(indexes)), key=lambda place: self._part(indexes[place])))
-            asked = part_by_part.argsort()
-            yield images[asked], labels[asked]
-
-    def _part(self, index: int) -> int:
-        return bisect_right(self._ends, index)
-
-    def _of_parts(self, indexes: Sequence[int], seed: int | None, workers: int) -> Iterator[Batch]:
-        """The images of a batch, grouped by part."""
-        for number, part in enumerate(self.parts):
-            start = self._ends[number] - len(part)
-            own = [index - start for index in indexes if self._part(index) == number]
-            if own:
-                yield from part.batches([own], seed, workers)
 
 
 @dataclass

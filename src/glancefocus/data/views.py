@@ -4,7 +4,6 @@ A picture is converted to RGB once: where it is read (images.read_picture, video
 Pillow image. All functions here that take a Pillow image expect it in RGB and upright.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from glancefocus.data.images import as_rgb, pixels_of, read_picture
 from glancefocus.errors import BadImage, BadSetting, ImageTooSmall
 from glancefocus.free_memory import check_memory
-from glancefocus.region import normalise
+from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings, check_fields
 from glancefocus.torchvision_whole import ensure_torchvision
 from glancefocus.values import PositiveShare, Shift
@@ -32,29 +31,6 @@ _IMAGE_BYTES = 12  # for one pixel: 3 in the image, 4 in the picture, and some w
 _FLOAT_BYTES = 32  # for one pixel of a tensor: floats, twice while they are normalised
 _RIBBON_ASPECT = 16  # a picture at least this many times as long as it is wide, compared with the view, is a ribbon
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Position of the image in its picture: picture = (image + offset) / scale, in pixels.
-
-    note  a remark on the picture, such as that it was upscaled; empty: none
-    """
-
-    scale_y: float = 1.0
-    scale_x: float = 1.0
-    offset_y: float = 0.0
-    offset_x: float = 0.0
-    note: str = ""
-
-    def box_in_picture(self, top: float, left: float, px: int) -> tuple[int, int, int, int]:
-        """(left, top, right, bottom) of a patch of the image, in pixels of the picture."""
-        return (
-            round((left + self.offset_x) / self.scale_x),
-            round((top + self.offset_y) / self.scale_y),
-            round((left + px + self.offset_x) / self.scale_x),
-            round((top + px + self.offset_y) / self.scale_y),
-        )
 
 
 def view_picture(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
@@ -134,21 +110,6 @@ def view_any(picture: Picture, view: ViewSettings, least_px: int = 1) -> tuple[T
     picture = as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture)
     pixels, placement = view_pixels(picture, view, least_px)
     return normalise_small(pixels, view), placement
-
-
-def notes_of(placements: Sequence[Placement]) -> tuple[tuple[str, ...], ...]:
-    """The remarks on each picture; empty if there are none at all."""
-    notes = tuple((placement.note,) if placement.note else () for placement in placements)
-    return notes if any(notes) else ()
-
-
-def several(pictures: Picture | Sequence[Picture], frames: int = 1) -> list[Picture]:
-    """Pictures (or clips, if frames > 1) as a list, given one alone, a sequence, or a tensor with one more dimension."""
-    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
-        return list(pictures)
-    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
-        return [pictures]
-    return list(pictures)
 
 
 def _upscaling(height: int, width: int, least_px: int) -> str:
