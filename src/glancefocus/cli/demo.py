@@ -32,8 +32,8 @@ class DemoOptions:
 
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
-    """The folder to write. A demo that was stopped continues there. Default: the run and its bundle go to runs/signs, as with `gf
-    train signs`; the report and some images to try go to demo/."""
+    """The folder to write. A demo that was stopped continues there. Default: the run and its bundle go to runs/signs, as with
+    `gf train signs`; the report and some images to try go to demo/."""
     seed: Seed = 0
     """Seed of all random numbers. Another seed gives another run."""
     json: Json = False
@@ -45,7 +45,6 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     Example: gf demo
     """
     from glancefocus.free_memory import keep_freed_memory
-    from glancefocus.training import recipes
     from glancefocus.training.checkpoint import write_run_file
     from glancefocus.training.run import train
     from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
@@ -55,7 +54,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     run, folder = chosen.folder, options.output or Path("demo")
     keep_freed_memory()
     started = time.monotonic()
-    settings = chosen.settings or recipes.train_settings("signs", changes={"seed": options.seed})
+    settings = chosen.settings or demo_settings(options.seed)
     with run_farewell(run):
         bundle = train(settings, run, asked=asked, quiet=options.json, planned=True)
         comparison = report_run(bundle, settings, run, folder / "report.html")
@@ -74,6 +73,13 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     notice(
         f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or try: gf predict {run / BUNDLE_FOLDER} {scene}"
     )
+
+
+def demo_settings(seed: int) -> "TrainSettings":
+    """The settings of `gf train signs`."""
+    from glancefocus.training.recipes import train_settings
+
+    return train_settings("signs", changes={"seed": seed})
 
 
 def write_scenes(bundle: "Bundle", settings: "TrainSettings", folder: Path) -> Path:

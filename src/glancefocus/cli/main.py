@@ -41,10 +41,17 @@ app = cyclopts.App(
     help="Classify images and clips: look quickly first, and closely only where and when it matters.",
     version=glancefocus.__version__,
     suppress_keyboard_interrupt=False,
+    default_parameter=cyclopts.Parameter(negative_iterable=()),  # no --empty-FILES
 )
 for place, (verb, function) in enumerate(VERBS.items()):
     app.command(f"glancefocus.cli.{function}", name=verb, sort_key=place)
 app.command("glancefocus.cli.train:train_process", name="train-process", show=False)
+
+
+def _describe_verbs() -> None:
+    """Import the modules of all verbs for the help page that lists them; every other command imports only its own."""
+    for verb in VERBS:
+        app[verb]
 
 
 def _shorten_spinning() -> None:
@@ -84,6 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] in ([], ["--help"], ["-h"]):
+        _describe_verbs()
     with interrupts.handled(), interrupts.farewell(interrupts.first_farewell(words)):
         code = _exit_code(arguments)
         interrupts.ended(code)
