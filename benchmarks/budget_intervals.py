@@ -25,7 +25,8 @@ from glancefocus.bundle.bundle import Bundle, load
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import MemorySplit
 from glancefocus.data.worlds.signs import make_signs
-from glancefocus.evaluation.assess import look_table, within_budget
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import within_budget
 from glancefocus.evaluation.records import record_looks
 from glancefocus.exits.budget import SPARE, direct_within
 from glancefocus.exits.table import LookTable

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.evaluation.assess import look_table, within_budget
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import within_budget
 from glancefocus.exits.budget import geometric_within
 from glancefocus.exits.record import LookRecord
 
@@ -294,7 +295,7 @@ def test_evaluate_ends_with_the_verdict(gf: Run, bundle: Path, pets: Path, tmp_p
     assert (report / "figures" / "rivals.png").exists()
     printed = gf("evaluate", bundle, pets, "--no-latency")
     assert "backbone at 40 px" in printed
-    assert "Cannot be told from 12 images" in printed
+    assert "Undecided with 12 images" in printed
     assert gf("evaluate", bundle, pets, "--rivals", "none", "--no-latency", "--json")["verdict"] is None
     sentence = gf("evaluate", bundle, pets, "--rivals", "tuned", code=2)
     assert "settings.json" in sentence  # there is no run to tune in
@@ -326,7 +327,7 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
     (record,) = (tmp_path / "bundle-looks").iterdir()
     found = gf("budget", bundle, record, "--macs", macs[1], "--json")
     assert found["chosen_on"] == f"{pets}, val"
-    assert found["measured_on"] == f"{pets}, val, each by thresholds that others chose"
+    assert found["measured_on"] == f"{pets}, val, each image with thresholds chosen on the others"
     assert sum(found["on_these"]["exits_per_look"]) == 12
     assert gf("evaluate", bundle, record, "--no-latency", "--json")["data"] == f"{pets}, val"
     assert "a look record does not contain them. Name the data" in gf(

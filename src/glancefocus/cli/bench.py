@@ -219,9 +219,10 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     """A trained network, on data with thresholds for its backbone's accuracy, or on noise with given shares that stop."""
     import torch
 
-    from glancefocus.bench.same_accuracy import subject_at_backbone_accuracy
+    from glancefocus.bench.wall_clock import Subject
     from glancefocus.bundle.bundle import load
-    from glancefocus.evaluation.choosing import Records, looks_folder
+    from glancefocus.evaluation.choosing import at_backbone_accuracy
+    from glancefocus.evaluation.records import Records, looks_folder
 
     if options.setting or options.light_policy:
         raise BadSetting(
@@ -243,11 +244,21 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
         )
     backbone = _backbone_of(bundle, folder, options.backbone)
     records = Records(bundle, options.data, looks_folder(folder), progress=progress)
-    subject = subject_at_backbone_accuracy(records, backbone, most_images, split=options.split)
+    found = at_backbone_accuracy(records, backbone, most_images, split=options.split)
     print_bad_files(records.bad_files)
     for remark in records.remarks(records.to_measure(options.split)):
         notice(remark)
-    return subject
+    return Subject(
+        bundle.net,
+        backbone,
+        bundle.costs,
+        found.images,
+        rule=bundle.exit_rule(thresholds=found.thresholds),
+        accuracy=found.accuracy,
+        backbone_accuracy=found.backbone_accuracy,
+        measured_on=found.measured_on,
+        chosen_on=found.chosen_on,
+    )
 
 
 def _backbone_of(bundle: "Bundle", folder: Path, file: Path | None) -> "GlanceFocus":
@@ -276,8 +287,7 @@ def _forced(
     generator: "torch.Generator",
 ) -> "Subject":
     """Noise; the share that stops after each look comes from the options, from the bundle (`usual`), or from the paper."""
-    from glancefocus.bench.forced_exits import checked_shares, shares_within
-    from glancefocus.bench.wall_clock import forced_subject
+    from glancefocus.bench.wall_clock import checked_shares, forced_subject, shares_within
 
     looks = net.settings.looks
     if options.exits is not None:

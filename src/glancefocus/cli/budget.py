@@ -23,8 +23,8 @@ from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, 
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.evaluation.assess import Budgeted
-    from glancefocus.evaluation.choosing import Choice, Records
+    from glancefocus.evaluation.choosing import Budgeted, Choice
+    from glancefocus.evaluation.records import Records
     from glancefocus.exits.curve import Point
     from glancefocus.exits.table import LookTable, Thresholds
 
@@ -104,8 +104,8 @@ def budget(options: BudgetOptions) -> None:
     from glancefocus.bench.latency import measure_latency
     from glancefocus.bundle.bundle import load
     from glancefocus.bundle.hub import local_folder, refuse_writing
-    from glancefocus.evaluation.assess import within_budget
-    from glancefocus.evaluation.choosing import Records, choose_images, looks_folder
+    from glancefocus.evaluation.choosing import choose_images, within_budget
+    from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.exits.budget import check_table, solve_curve
     from glancefocus.exits.curve import leave_thresholds
 
@@ -177,8 +177,8 @@ def _refuse_early(bundle: "Bundle", options: BudgetOptions) -> None:
 def _temperatures(records: "Records", options: BudgetOptions) -> tuple[float, ...]:
     """Fitted only on the images that choose the thresholds."""
     from glancefocus.evaluation.assess import halves
+    from glancefocus.evaluation.calibration import fit_temperatures
     from glancefocus.evaluation.choosing import choosing_and_measuring
-    from glancefocus.evaluation.records import fit_temperatures
 
     if records.made_before is not None:
         raise BadSetting(

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,6 +44,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
 
     Example: gf demo
     """
+    from glancefocus.evaluation.verdict import read_verdict
     from glancefocus.free_memory import keep_freed_memory
     from glancefocus.training.checkpoint import write_run_file
     from glancefocus.training.run import train
@@ -57,7 +58,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     settings = chosen.settings or demo_settings(options.seed)
     with run_farewell(run):
         bundle = train(settings, run, asked=asked, quiet=options.json, planned=True)
-        comparison = report_run(bundle, settings, run, folder / "report.html")
+        comparison = report_run(bundle, settings, run, folder)
         scene = write_scenes(bundle, settings, folder / "scenes")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
         result = json.dumps(
@@ -69,7 +70,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
         return
     print_comparison(comparison)
     if verdict is not None:
-        print_verdict(verdict)
+        print_verdict(read_verdict(verdict))
     notice(
         f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or try: gf predict {run / BUNDLE_FOLDER} {scene}"
     )
@@ -108,28 +109,30 @@ def _shown(settings: "TrainSettings") -> "MemorySplit":
     return split
 
 
-def report_run(bundle: "Bundle", settings: "TrainSettings", run: Path, page: Path) -> "Comparison":
-    """Compare a finished run with its backbone and with other aims, on its test split, and write the page."""
-    from glancefocus.evaluation.every_look import backbone_accuracy, compare
-    from glancefocus.evaluation.report import gallery_of, write_report
-    from glancefocus.training.journal import read_metrics
+def report_run(bundle: "Bundle", settings: "TrainSettings", run: Path, folder: Path) -> "Comparison":
+    """Compare a finished run with its backbone and with other aims, on its test split, and write the report into the folder."""
+    from glancefocus.evaluation.assess import assess
+    from glancefocus.evaluation.every_look import backbone_accuracy, compare, noted_aims
+    from glancefocus.evaluation.records import looks_folder, record_looks
+    from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
+    from glancefocus.evaluation.verdict import noted_verdict
     from glancefocus.training.run import load_backbone
+    from glancefocus.training.run_folder import BUNDLE_FOLDER
 
-    split = _shown(settings)
+    split, source = _shown(settings), settings.data.source
     plain = load_backbone(settings, run)
-    accuracy = None if plain is None else backbone_accuracy(plain, split)
-    comparison = compare(bundle, split, accuracy)
-    metrics = read_metrics(run)
-    view = settings.network.view
+    comparison = compare(bundle, split, None if plain is None else backbone_accuracy(plain, split))
+    record = record_looks(bundle, split, looks_folder(run / BUNDLE_FOLDER), source=source, name="test")
+    findings = replace(assess(bundle, record), aims=noted_aims(bundle.notes), verdict=noted_verdict(bundle.notes))
     write_report(
-        page,
-        title=f"glancefocus on {settings.data.source}",
+        folder,
+        findings,
+        bundle,
+        title=f"glancefocus on {source}",
+        record=record,
+        split=split,
+        training=Training(read_training_curves(run), noted_images(bundle.notes)),
         comparison=comparison,
-        gallery=gallery_of(bundle, split, bundle.exit_rule()),
-        metrics=[row.to_plain() for row in metrics],
-        note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that chose no weight or threshold; a glance at "
-        f"{settings.network.glance_px} px, patches of {max(settings.network.patch_px)} px, up to {settings.network.looks} looks. "
-        "Thresholds were chosen on the validation images.",
     )
     return comparison
 

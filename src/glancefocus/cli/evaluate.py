@@ -3,7 +3,7 @@
 import json
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from glancefocus.cli.options import (
     BundleName,
@@ -19,8 +19,9 @@ from glancefocus.cli.printing import notice, output, print_bad_files, print_verd
 from glancefocus.values import BadFiles, BatchSize, Workers
 
 if TYPE_CHECKING:
-    from glancefocus.evaluation.choosing import Records
-    from glancefocus.evaluation.findings import Findings
+    from glancefocus.evaluation.assess import Findings
+    from glancefocus.evaluation.records import Records
+    from glancefocus.evaluation.verdict import Verdict
     from glancefocus.exits.record import LookRecord
 
 
@@ -65,10 +66,10 @@ def evaluate(options: EvaluateOptions) -> None:
     from glancefocus.bench.latency import measure_latency
     from glancefocus.bundle.bundle import load
     from glancefocus.bundle.hub import local_folder
-    from glancefocus.evaluation.aims import noted_aims
     from glancefocus.evaluation.assess import assess, look_table
-    from glancefocus.evaluation.choosing import Records, looks_folder
-    from glancefocus.evaluation.full_report import Training, noted_images, read_training_curves, write_report_page
+    from glancefocus.evaluation.every_look import noted_aims
+    from glancefocus.evaluation.records import Records, looks_folder
+    from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
     from glancefocus.exits.budget import check_table
 
     folder = local_folder(options.bundle)
@@ -107,7 +108,7 @@ def evaluate(options: EvaluateOptions) -> None:
     )
     if options.output is not None:
         run = folder.absolute().parent
-        write_report_page(
+        write_report(
             options.output,
             findings,
             bundle,
@@ -122,13 +123,14 @@ def evaluate(options: EvaluateOptions) -> None:
     _print(findings, options.output)
 
 
-def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options: EvaluateOptions) -> dict[str, Any]:
+def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options: EvaluateOptions) -> "Verdict":
     """The comparison with the backbone that lies beside the bundle, on the images of a record.
 
     With --rivals tuned the backbone is first fine-tuned at smaller sizes, in the run of the bundle, unless that is done already.
     """
-    from glancefocus.evaluation.choosing import looks_folder
+    from glancefocus.bench.latency import measure_rival_times
     from glancefocus.evaluation.judge import Weights, judge
+    from glancefocus.evaluation.records import looks_folder
     from glancefocus.evaluation.rivals import tuned_files
     from glancefocus.evaluation.verdict import no_verdict
     from glancefocus.training.run import tune_rivals_of
@@ -136,12 +138,12 @@ def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options:
 
     run = folder.absolute().parent
     if records.made_before is not None:
-        return no_verdict("a look record holds no images for rivals to answer. Name the data.").to_plain()
+        return no_verdict("a look record holds no images for rivals to answer. Name the data.")
     if options.rivals == "tuned":
         tune_rivals_of(run, quiet=options.json)
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))
     with progress_bars(quiet=options.json) as progress:
-        verdict = judge(
+        return judge(
             records.bundle,
             record,
             records.split(record.about.split),
@@ -149,20 +151,19 @@ def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options:
             looks_folder(folder),
             workers=records.workers,
             progress=progress,
-            latency=options.latency,
+            measure_times=measure_rival_times if options.latency else None,
         )
-    return verdict.to_plain()
 
 
 def _print(findings: "Findings", report: Path | None) -> None:
-    from glancefocus.evaluation.findings_report import summary_tables
+    from glancefocus.evaluation.tables import summary_tables
 
     console = output()
     for table in summary_tables(findings):
         console.print(table)
     if findings.verdict is not None:
         print_verdict(findings.verdict)
-    if findings.aims is not None and not findings.aims["better"]:
-        say(findings.aims["sentence"])
+    if findings.aims is not None and not findings.aims.better:
+        say(findings.aims.sentence)
     if report is not None:
         say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
 from glancefocus.escaping import lines_kept
 from glancefocus.progress import Progress, ProgressBars
+
+if TYPE_CHECKING:
+    from glancefocus.evaluation.verdict import Verdict
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -84,9 +87,9 @@ def print_bad_files(problems: Sequence[str]) -> None:
             notice(f"  {problem}")
 
 
-def print_verdict(verdict: dict[str, Any]) -> None:
-    """Print glancefocus and its rivals as a table, and the verdict as a sentence; verdict: Verdict.to_plain()."""
-    from glancefocus.evaluation.verdict_report import verdict_lines, verdict_table
+def print_verdict(verdict: "Verdict") -> None:
+    """Print glancefocus and its rivals as a table, and the verdict as a sentence."""
+    from glancefocus.evaluation.tables import verdict_lines, verdict_table
 
     table = verdict_table(verdict)
     if table is not None:

@@ -151,7 +151,7 @@ def train(options: TrainOptions) -> None:
     _check_names(options.preset, options.backbone)
     from glancefocus.cli.processes import run_in_processes
     from glancefocus.data.worlds.names import WORLDS
-    from glancefocus.network.pretrained import check_weights
+    from glancefocus.network.backbones import check_weights
     from glancefocus.training.run_folder import asked_for, choose_run
     from glancefocus.training.trackers import chosen_trackers
 
@@ -283,6 +283,7 @@ def run_training(
 
 def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
     from glancefocus.costs import MOST_LOOKS
+    from glancefocus.evaluation.verdict import read_verdict
     from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
     from glancefocus.values import Fields, number_of
 
@@ -304,7 +305,7 @@ def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
     if "aims" in bundle.notes:
         say(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
     if "verdict" in bundle.notes:
-        print_verdict(bundle.notes["verdict"])
+        print_verdict(read_verdict(bundle.notes["verdict"]))
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\nreport: {report}\n"
