@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glancefocus.cli.options import Flag, Json, SplitName, command_options, words_of
-from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, progress_bars, say
+from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, print_line, progress_bars
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
 from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share, Threads
 
@@ -318,11 +318,11 @@ def _plain(thresholds: Any) -> Any:
 def _print(subject: "Subject", timings: Sequence["Timing"]) -> None:
     output().print(_shares(timings))
     exits = timings[0].exits
-    say(
+    print_line(
         f"of {sum(exits)} images {' / '.join(map(str, exits))} stopped after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
     )
     if subject.accuracy is not None and subject.backbone_accuracy is not None:
-        say(
+        print_line(
             f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
             f"the thresholds were chosen on {subject.chosen_on}, to be as accurate as the backbone there"
         )

@@ -27,7 +27,7 @@ def notices() -> Console:
     return Console(stderr=True)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print text on standard output without breaking lines, so that paths stay whole. Control characters are escaped."""
     output().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
@@ -95,4 +95,4 @@ def print_verdict(verdict: "Verdict") -> None:
     if table is not None:
         output().print(table)
     for line in verdict_lines(verdict):
-        say(line)
+        print_line(line)
