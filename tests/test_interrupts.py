@@ -82,8 +82,8 @@ def test_an_error_in_a_held_block_is_not_hidden_by_the_signal() -> None:
 @pytest.mark.usefixtures("_handled")
 def test_what_is_said_at_the_end_is_what_the_innermost_block_says() -> None:
     with stop_message("outer."):
-        with stop_message(lambda at_once: "half." if at_once else "inner."):
-            assert (stop_sentence(), stop_sentence(at_once=True)) == ("inner.", "half.")
+        with stop_message(lambda immediately: "half." if immediately else "inner."):
+            assert (stop_sentence(), stop_sentence(immediately=True)) == ("inner.", "half.")
         assert stop_sentence() == "outer."
 
 

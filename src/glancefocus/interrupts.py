@@ -34,7 +34,7 @@ StopMessage = Callable[[bool], str]
 """Gives the message that is printed when the program is stopped; the argument: it stops without finishing the current step."""
 
 
-def _default_message(at_once: bool) -> str:
+def _default_message(immediately: bool) -> str:
     return "interrupted."
 
 
@@ -43,7 +43,7 @@ class _Process:
 
     handles  our handlers are installed
     owned    the command is the whole process and may end it; otherwise it runs inside another program
-    asked    number of signals that have arrived
+    signals  number of signals that have arrived
     held     signals are delayed
     ending   exit code when all work is done and only Python's own shutdown is left; None before
     hook     the handler for exceptions in finalizers that was there before
@@ -51,7 +51,7 @@ class _Process:
 
     handles = False
     owned = False
-    asked = 0
+    signals = 0
     held = False
     ending: int | None = None
     stop_message: StopMessage = staticmethod(_default_message)
@@ -85,7 +85,7 @@ def handled() -> Iterator[None]:
 def _install(owned: bool) -> None:
     _process.owned = owned
     if not _process.handles:
-        _process.handles, _process.asked, _process.held, _process.stop_message = True, 0, False, _default_message
+        _process.handles, _process.signals, _process.held, _process.stop_message = True, 0, False, _default_message
         _process.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
         for number in SIGNALS:
             signal.signal(number, _on_signal)
@@ -95,7 +95,7 @@ def _install(owned: bool) -> None:
 def stop_message(words: str | StopMessage) -> Iterator[None]:
     """The message that is printed if the program is stopped in this block; it stays if the block ends with an exception."""
     before = _process.stop_message
-    _process.stop_message = (lambda at_once: words) if isinstance(words, str) else words
+    _process.stop_message = (lambda immediately: words) if isinstance(words, str) else words
     yield
     _process.stop_message = before
 
@@ -107,14 +107,14 @@ def first_stop_message(words: list[str]) -> str:
     return "interrupted."
 
 
-def stop_sentence(*, at_once: bool = False) -> str:
+def stop_sentence(*, immediately: bool = False) -> str:
     """The message for the place where the program was stopped."""
-    return _process.stop_message(at_once)
+    return _process.stop_message(immediately)
 
 
 def interrupted() -> bool:
     """Whether a signal has arrived."""
-    return _process.handles and _process.asked > 0
+    return _process.handles and _process.signals > 0
 
 
 @contextmanager
@@ -207,22 +207,22 @@ def prints_messages() -> bool:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _process.ending is not None:
         end_process(_process.ending)
-    _process.asked += 1
-    again = _process.asked > 1
+    _process.signals += 1
+    again = _process.signals > 1
     if _process.held and not again:
         if _process.owned and prints_messages():
             write_unbuffered("gf: stopping when this step is saved. Press Ctrl-C again to stop immediately.")
         return
     # An import must not be interrupted: some libraries crash then. The process is ended instead.
     if _process.owned and (again or _imports(frame)):
-        end_process(EXIT_CODE, stop_sentence(at_once=True) if prints_messages() else None)
+        end_process(EXIT_CODE, stop_sentence(immediately=True) if prints_messages() else None)
     raise InterruptedAgain if _process.held else Interrupted
 
 
 def _raise_again(lost: Any) -> None:
     """Python ignores exceptions in finalizers, Interrupted included: raise it again a moment later."""
     if lost.exc_type is not None and issubclass(lost.exc_type, Interrupted):
-        _process.asked = 0
+        _process.signals = 0
         threading.Timer(0.02, _thread.interrupt_main).start()
     else:
         _process.hook(lost)
