@@ -117,7 +117,7 @@ def test_a_split_of_clips_can_be_held_in_memory(tmp_path: Path) -> None:
         torch.testing.assert_close(read[0], kept[0], rtol=0, atol=0.02)  # half a step of brightness
 
 
-def test_a_clip_that_breaks_later_is_said(tmp_path: Path) -> None:
+def test_a_clip_that_breaks_later_is_reported(tmp_path: Path) -> None:
     split = ClipFileSplit([tmp_path / "gone.mp4"], torch.tensor([0]), SMALL, AugmentSettings(), frames=4)
     with pytest.raises(BadData, match=r"there is no file .*gone.mp4.*Remove the clip, or let the check of the files"):
         list(split.batches([[0]]))

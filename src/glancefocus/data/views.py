@@ -76,7 +76,7 @@ def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[T
         raise BadImage(f"an image must be uint8 or finite floats in [0, 1], but got {image.dtype}.")
     if image.is_floating_point() and (float(image.min()) < -1e-3 or float(image.max()) > 1 + 1e-3):
         raise BadImage(
-            f"an image of floats must lie in [0, 1], but this one goes from {float(image.min()):.3g} to "
+            f"an image of floats must be within [0, 1], but this one ranges from {float(image.min()):.3g} to "
             f"{float(image.max()):.3g}. Divide it by 255, or give uint8; normalising is done for you."
         )
     as_it_is = (height, width) if view.fit == "whole" else (view.height_px, view.width_px)
