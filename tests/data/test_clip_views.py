@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_any_clip, view_clip
+from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_clip, view_clip_array
 from glancefocus.data.splits import in_order, scene_batches
 from glancefocus.data.views import AugmentSettings, view_picture
 from glancefocus.errors import BadData, BadImage
@@ -46,13 +46,13 @@ def test_evaluation_resizes_to_256_and_cuts_224_out_of_the_middle(tmp_path: Path
 def test_arrays_and_tensors_are_clips() -> None:
     array = np.random.default_rng(0).integers(0, 256, (4, 40, 50, 3), dtype=np.uint8)
     tensor = torch.from_numpy(array).permute(0, 3, 1, 2)
-    one, two = view_any_clip(array, 4, SMALL)[0], view_any_clip(tensor, 4, SMALL)[0]
+    one, two = view_clip_array(array, 4, SMALL)[0], view_clip_array(tensor, 4, SMALL)[0]
     assert one.shape == (4, 3, 32, 32)
     assert torch.equal(one, two)
     with pytest.raises(BadImage, match=r"a clip must have the shape \(8, 3, height, width\), but got \(4, 3, 40, 50\)"):
-        view_any_clip(tensor, 8, SMALL)
+        view_clip_array(tensor, 8, SMALL)
     with pytest.raises(BadImage, match="takes clips of 4 frames, not a single picture"):
-        view_any_clip(Image.new("RGB", (40, 40)), 4, SMALL)
+        view_clip_array(Image.new("RGB", (40, 40)), 4, SMALL)
 
 
 def test_crops_are_those_of_tsm() -> None:
