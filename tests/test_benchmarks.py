@@ -213,7 +213,7 @@ def test_light_weights_are_measured_beside_float_ones(
     for weights in ("| float |", "| int8 where heavy |"):
         (row,) = [line for line in lines if line.startswith(weights)]
         assert row.count(share) == bundle.settings.looks + 1
-    assert f"{5 * len(bundle.classes)} test images, runtime eager" in capsys.readouterr().out
+    assert f"{5 * len(bundle.classes)} test images, runtime onnx" in capsys.readouterr().out
     assert len(list((tmp_path / "bundle-looks").iterdir())) == 2  # one record for each
 
 
