@@ -28,8 +28,7 @@ from hypothesis import strategies as st
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
-from glancefocus.data.checking import DIGEST_DIGITS, Content
-from glancefocus.data.split_record import RecordedFile, SplitRecord
+from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import GlancefocusError
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.network import checkpoints as official
@@ -43,7 +42,7 @@ SLOWEST_S, MOST_MEMORY_KB = 60, 1_500_000
 
 
 def tries(usually: int) -> settings:
-    """So many examples, always the same ones; as many as GLANCEFOCUS_FUZZ says, and new ones each time, where it is set."""
+    """This many examples, always the same; if GLANCEFOCUS_FUZZ is set, that many, and new ones each time."""
     count = usually if EXAMPLES is None else int(EXAMPLES)
     checks = list(HealthCheck)
     return settings(

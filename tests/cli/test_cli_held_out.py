@@ -218,7 +218,7 @@ def test_nothing_but_training_images_is_refused(gf: Run, flat: Trained, tmp_path
         )
         assert "with --split train." in sentence
     assert "has no split 'test', only train, val" in gf("evaluate", flat.bundle, flat.data, "--split", "test", code=2)
-    assert "say different things" in gf(
+    assert "contradict each other" in gf(
         "budget", flat.bundle, flat.data, "--curve", "--on", "train", "--split", "val", code=2
     )
 
@@ -250,9 +250,7 @@ def test_a_damaged_record_is_a_sentence_and_does_not_keep_a_bundle_from_answerin
     (bundle / "split.jsonl.gz").write_bytes(b"broken")
     file = next(flat.data.rglob("*.png"))
     assert gf("predict", bundle, file, "--json")
-    assert "split.jsonl.gz, which says what a network was trained on, is damaged" in gf(
-        "evaluate", bundle, flat.data, code=2
-    )
+    assert "split.jsonl.gz, the record of the training data, is damaged" in gf("evaluate", bundle, flat.data, code=2)
 
 
 def test_a_run_whose_classes_or_files_changed_is_not_resumed(tmp_path: Path) -> None:
