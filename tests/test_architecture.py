@@ -11,7 +11,7 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole", "resize"}, False),
+    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole"}, False),
     (
         {"values", "free_memory", "settings", "region", "scene", "look", "costs"},
         True,
