@@ -18,8 +18,9 @@ from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
-from glancefocus.region import native, whole
+from glancefocus.region import Region
 from glancefocus.scene import JoinedScenes, Scene, as_scene, join_scenes
+from glancefocus.settings import native, whole
 from glancefocus.stream import HELD_BATCHES, MergedLooks, look_at_stream
 
 LookWith = Callable[..., Look]
@@ -35,11 +36,11 @@ class BrightNet:
         self.policy = CentreCornerPolicy(8)
 
     def glance(self, scene: Scene) -> Look:
-        return replace(self.look_with(scene.view(whole(8).at())[:, 0, 0, 0].tolist()), scene=scene)
+        return replace(self.look_with(scene.view(Region(whole(8)))[:, 0, 0, 0].tolist()), scene=scene)
 
     def focus(self, look: Look, aim: Aim) -> Look:
         self.rows_focused.append(look.count)
-        brightness = look.scene.view(native(8).at(aim.where))[:, 0, 0, 0] + 0.2 * look.number
+        brightness = look.scene.view(Region(native(8), aim.where))[:, 0, 0, 0] + 0.2 * look.number
         seen = self.look_with(brightness.tolist(), number=look.number + 1, rows=look.rows.tolist())
         return replace(seen, scene=look.scene, aim=aim)
 
@@ -236,11 +237,11 @@ def test_joining_scenes_copies_no_images_and_keeps_any_order() -> None:
     assert joined.scenes == (one, two, three)
     kept = joined.keep(torch.tensor([5, 0, 1, 0, 4]))
     assert kept.count == 5
-    brightness = kept.view(native(8).at(torch.zeros(5, 2)))[:, 0, 0, 0]
+    brightness = kept.view(Region(native(8), torch.zeros(5, 2)))[:, 0, 0, 0]
     assert brightness.tolist() == pytest.approx([0.6, 0.1, 0.2, 0.1, 0.5])
     images = [scene.images.data_ptr() for scene in kept.scenes]  # type: ignore[attr-defined]
     assert images == [part.images.data_ptr() for part in (three, one, three)]  # type: ignore[attr-defined]
-    assert joined.view(whole(8).at())[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert joined.view(Region(whole(8)))[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 
 
 def test_clips_are_not_joined_with_images() -> None:

@@ -16,16 +16,16 @@ from glancefocus.scene import Scene, join_scenes
 class Aim:
     """Where the next look goes.
 
-    where     (B, 2) in [0, 1] as (y, x)
-    patch_px  the side of the patch, one for all rows or (B,) int64
-    memory    (B, units) the policy's memory after aiming; None where the policy has none
-    mean      (B, 2) where the policy would aim without exploring; None for policies that are not learnt
-    value     (B,) what the critic expects of looking on; None where there is no critic
-    log_prob  (B,) of `where`, where it was drawn from a distribution
+    where      (B, 2) in [0, 1] as (y, x)
+    candidate  number of the candidate view that the next look has, one for all rows or (B,) int64
+    memory     (B, units) the policy's memory after aiming; None where the policy has none
+    mean       (B, 2) where the policy would aim without exploring; None for policies that are not learnt
+    value      (B,) what the critic expects of looking on; None where there is no critic
+    log_prob   (B,) of `where`, where it was drawn from a distribution
     """
 
     where: Tensor
-    patch_px: int | Tensor
+    candidate: int | Tensor
     memory: Tensor | None = None
     mean: Tensor | None = None
     value: Tensor | None = None
@@ -34,7 +34,7 @@ class Aim:
     def keep(self, rows: Tensor) -> "Aim":
         return Aim(
             where=self.where[rows],
-            patch_px=_rows(self.patch_px, rows),
+            candidate=_rows(self.candidate, rows),
             memory=_rows(self.memory, rows),
             mean=_rows(self.mean, rows),
             value=_rows(self.value, rows),
@@ -47,7 +47,7 @@ class Aim:
         return (
             aims[0]
             if len(aims) == 1
-            else Aim(**_joined(aims), patch_px=join_px([(aim.patch_px, aim.count) for aim in aims]))
+            else Aim(**_joined(aims), candidate=join_candidates([(aim.candidate, aim.count) for aim in aims]))
         )
 
     @property
@@ -67,7 +67,7 @@ class Look:
                    network's own modules do, for training)
     map            (B, channels, S, S) the same, not pooled; a row seen at a smaller size fills the upper left part only. For clips
                    (B, frames x channels, S, S)
-    px             side of what this look saw, one for all rows or (B,) int64
+    candidate      number of the candidate view that this look had, one for all rows or (B,) int64; GLANCE for the glance
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance
     aim            where this look was aimed; None for the glance
@@ -80,7 +80,7 @@ class Look:
     logits: Tensor
     vector: Tensor | None
     map: Tensor
-    px: int | Tensor
+    candidate: int | Tensor
     memory: Tensor
     policy_memory: Tensor | None = None
     aim: Aim | None = None
@@ -122,7 +122,7 @@ class Look:
             logits=self.logits[rows],
             vector=_rows(self.vector, rows),
             map=self.map[rows],
-            px=_rows(self.px, rows),
+            candidate=_rows(self.candidate, rows),
             memory=self.memory[rows],
             policy_memory=_rows(self.policy_memory, rows),
             aim=None if self.aim is None else self.aim.keep(rows),
@@ -139,7 +139,7 @@ class Look:
         return Look(
             number=first.number,
             scene=join_scenes([look.scene for look in looks]),
-            px=join_px([(look.px, look.count) for look in looks]),
+            candidate=join_candidates([(look.candidate, look.count) for look in looks]),
             aim=Aim.join(aims) if aims else None,
             known_best=None,
             map=torch.cat(padded_alike([look.map for look in looks])),
@@ -147,19 +147,18 @@ class Look:
         )
 
 
-def rows_by_size(px: Tensor) -> list[tuple[int, Tensor]]:
-    """(size, rows) for every patch size in a batch, so that each size is computed as one batch; px (B,) int64."""
-    sizes = sorted(set(px.tolist()))
-    return [(size, (px == size).nonzero(as_tuple=True)[0]) for size in sizes]
+def rows_by_candidate(candidate: Tensor) -> list[tuple[int, Tensor]]:
+    """(candidate, rows) for every candidate view in a batch, so that each is computed as one batch; candidate (B,) int64."""
+    return [(each, (candidate == each).nonzero(as_tuple=True)[0]) for each in sorted(set(candidate.tolist()))]
 
 
-def join_px(sizes: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
-    """One size where all are the same, else (B,) int64 the size of every row; sizes are given as (size or (B,) sizes, rows)."""
-    first = sizes[0][0]
-    if all(isinstance(px, int) and px == first for px, _ in sizes):
+def join_candidates(candidates: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
+    """One candidate where all are the same, else (B,) int64; they are given as (candidate or (B,) candidates, rows)."""
+    first = candidates[0][0]
+    if all(isinstance(each, int) and each == first for each, _ in candidates):
         return first
-    device = next((px.device for px, _ in sizes if isinstance(px, Tensor)), None)
-    return torch.cat([torch.as_tensor(px, device=device).expand(count) for px, count in sizes])
+    device = next((each.device for each, _ in candidates if isinstance(each, Tensor)), None)
+    return torch.cat([torch.as_tensor(each, device=device).expand(count) for each, count in candidates])
 
 
 def padded_alike(maps: Sequence[Tensor]) -> list[Tensor]:
@@ -170,8 +169,8 @@ def padded_alike(maps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _joined(parts: Sequence[Any], leave_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Every field that is a tensor in all of the parts, and not a size, one after the other."""
-    names = [name for name in parts[0].__dataclass_fields__ if name not in ("px", "patch_px", *leave_out)]
+    """Every field that is a tensor in all of the parts, and not a candidate, one after the other."""
+    names = [name for name in parts[0].__dataclass_fields__ if name not in ("candidate", *leave_out)]
     values = {name: [getattr(part, name) for part in parts] for name in names}
     return {name: torch.cat(v) for name, v in values.items() if all(isinstance(value, Tensor) for value in v)}
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from glancefocus.exits.rule import ExitRule, SizeRule
+from glancefocus.exits.rule import CandidateRule, ExitRule
 from glancefocus.look import Aim, Look
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.scene import Scene
@@ -16,10 +16,10 @@ class Policy(Protocol):
     def aim(self, look: Look) -> Aim: ...
 
 
-class SizedPolicy(Protocol):
-    """The same, with patches of given sizes."""
+class CandidatePolicy(Protocol):
+    """The same, with a given candidate view for the next look."""
 
-    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim: ...
+    def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim: ...
 
 
 class LookingNetwork(Protocol):
@@ -50,15 +50,15 @@ class KnownGlance:
         return self.net.focus(look, aim)
 
 
-class ChosenSizes:
-    """A policy with patches of the sizes that an exit rule chooses."""
+class ChosenCandidates:
+    """A policy whose next looks have the candidate views that an exit rule chooses."""
 
-    def __init__(self, policy: SizedPolicy, rule: SizeRule) -> None:
+    def __init__(self, policy: CandidatePolicy, rule: CandidateRule) -> None:
         self.policy = policy
         self.rule = rule
 
     def aim(self, look: Look) -> Aim:
-        return self.policy.aim(look, self.rule.next_px(look))
+        return self.policy.aim(look, self.rule.next_candidate(look))
 
 
 def run_looks(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
@@ -89,9 +89,9 @@ def look_closer(net: LookingNetwork, look: Look, aim: Aim | None, exit_rule: Exi
 
 
 def policy_for(net: LookingNetwork, exit_rule: ExitRule) -> Policy:
-    """The network's own policy, with patches of the sizes that the rule chooses."""
+    """The network's own policy, with the candidate views that the rule chooses."""
     own = net.policy  # type: ignore[attr-defined]
-    return ChosenSizes(own, exit_rule) if isinstance(exit_rule, SizeRule) else own
+    return ChosenCandidates(own, exit_rule) if isinstance(exit_rule, CandidateRule) else own
 
 
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:

@@ -14,6 +14,7 @@ from torch import Tensor
 from glancefocus.costs import Costs
 from glancefocus.look import Look
 from glancefocus.region import Box, Placement, top_left
+from glancefocus.settings import View
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Outcome:
                 no time left. This does not mean that the score is high: a threshold may be below one half.
     logits      (N, classes) at the last look taken
     where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN for looks that were not taken
-    patch_px    (N, T - 1) side of each patch; 0 for looks that were not taken
+    candidate   (N, T - 1) number of the candidate view of each focus look; -1 for looks that were not taken
     answer_after, confidence_after  (N, T) after each look; -1 and NaN for looks that were not taken
     aims_first  the policy aimed before the image could stop, and this cost is counted
     thresholds  the score had to be above this to stop after each look; None if unknown
@@ -35,6 +36,7 @@ class Outcome:
     notes       what is unusual about each image, such as "upscaled from 20x9 px"; empty: nothing for any image
     placements  where each image lies in its picture
     image_px    (N, 2) height and width of each image; None if unknown
+    views       the candidate views of the network; empty if unknown
     """
 
     answer: Tensor
@@ -43,7 +45,7 @@ class Outcome:
     sure: Tensor
     logits: Tensor
     where: Tensor
-    patch_px: Tensor
+    candidate: Tensor
     answer_after: Tensor
     confidence_after: Tensor
     classes: tuple[str, ...] | None = None
@@ -54,6 +56,7 @@ class Outcome:
     notes: tuple[tuple[str, ...], ...] = ()
     placements: tuple[Placement, ...] = ()
     image_px: Tensor | None = None
+    views: tuple[View, ...] = ()
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -72,7 +75,14 @@ class Outcome:
         """(N,) multiply-adds that were computed for each image."""
         if self.costs is None:
             raise ValueError("this outcome was recorded without a table of costs")
-        return self.costs.spent(self.looks, self.patch_px, self.aims_first)
+        return self.costs.spent(self.looks, self.candidate, self.aims_first)
+
+    @property
+    def patch_px(self) -> Tensor:
+        """(N, T - 1) side of what the encoder got in each focus look; 0 for looks that were not taken."""
+        if not self.views:
+            raise ValueError("this outcome was recorded without the candidate views of its network")
+        return torch.tensor([*(view.px for view in self.views), 0])[self.candidate]
 
     @property
     def boxes(self) -> list[list[Box]]:
@@ -84,7 +94,8 @@ class Outcome:
     def _boxes_of(self, row: int, height_px: int, width_px: int) -> list[Box]:
         found = []
         for look in range(int(self.looks[row]) - 1):
-            px = int(self.patch_px[row, look])
+            view = self.views[int(self.candidate[row, look])]
+            px = view.extent_px(height_px, width_px)
             top, left = top_left(self.where[row, look][None], height_px, width_px, px)[0].tolist()
             found.append(self.placements[row].box_in_picture(top, left, px))
         return found
@@ -172,7 +183,7 @@ class OutcomeRecorder:
             "confidence": front["confidence"][each, last],
             "answer_after": front["answer"],
             "confidence_after": front["confidence"],
-            **{name: front[name] for name in ("looks", "sure", "logits", "where", "patch_px")},
+            **{name: front[name] for name in ("looks", "sure", "logits", "where", "candidate")},
         }
         tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in columns.items()}
         return Outcome(**tensors, **more)
@@ -196,7 +207,8 @@ class OutcomeRecorder:
         table["confidence"][rows, index] = _array(confidence)
         if look.aim is not None:
             table["where"][rows, index - 1] = _array(look.aim.where)
-            table["patch_px"][rows, index - 1] = _array(look.px) if isinstance(look.px, Tensor) else look.px
+            candidate = look.candidate
+            table["candidate"][rows, index - 1] = _array(candidate) if isinstance(candidate, Tensor) else candidate
         left, was_sure = _array(leaving), _array(sure)
         if not left.any():
             return
@@ -213,7 +225,7 @@ class OutcomeRecorder:
             "answer": np.full((count, most), -1),
             "confidence": np.full((count, most), np.nan, np.float32),
             "where": np.full((count, most - 1, 2), np.nan, np.float32),
-            "patch_px": np.zeros((count, most - 1), np.int64),
+            "candidate": np.full((count, most - 1), -1, np.int64),
             "logits": np.zeros_like(logits),
             "sure": np.zeros(count, np.bool_),
             "looks": np.zeros(count, np.int64),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadCheckpoint, ImageTooSmall
-from glancefocus.settings import GlanceResize, ViewSettings
+from glancefocus.settings import GlanceResize, View, ViewSettings
 
 Rows = NDArray[np.int64]
 Weights = NDArray[np.float32]
@@ -31,32 +31,8 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class View:
-    """A region without its place: how much of an image a look covers, and at what resolution.
-
-    px      side of what the encoder gets
-    extent  side of the square that it covers: an int in pixels of the image, a float as a share of the image's shorter side;
-            None: the whole image, whose aspect ratio is not kept
-    resize  how the pixels are resized; not used where extent and px are the same
-    """
-
-    px: int
-    extent: int | float | None = None
-    resize: GlanceResize = "antialias"
-
-    def extent_px(self, height_px: int, width_px: int) -> int:
-        """Side of the covered square in an image of this size; only for views that do not cover the whole image."""
-        assert self.extent is not None
-        return self.extent if isinstance(self.extent, int) else round(self.extent * min(height_px, width_px))
-
-    def at(self, where: Tensor | None = None) -> "Region":
-        """This view at a place of each image; where (B, 2) in [0, 1] as (y, x), None for the whole image."""
-        return Region(self, where)
-
-
-@dataclass(frozen=True)
 class Region:
-    """One region of each image of a batch: the same view of all, each at its own place.
+    """One region of each image of a batch: the same view of all images, each at its own place.
 
     where  (B, 2) in [0, 1] as (y, x): 0 puts the square against the top or left edge, 1 against the bottom or right, so it never
            leaves the image; None where the view covers the whole image
@@ -64,6 +40,9 @@ class Region:
 
     view: View
     where: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.where is None) == (self.view.extent is None), "only a view of the whole image has no place"
 
     def repeat_interleave(self, times: int) -> "Region":
         """The region of each image several times in a row: for frames of a clip, which share their place."""
@@ -101,16 +80,6 @@ class Placement:
             round((left + px + self.offset_x) / self.scale_x),
             round((top + px + self.offset_y) / self.scale_y),
         )
-
-
-def whole(px: int, resize: GlanceResize = "antialias") -> View:
-    """The whole image at px x px: a glance."""
-    return View(px, None, resize)
-
-
-def native(px: int) -> View:
-    """A patch of px x px pixels as they are: the paper's focus look."""
-    return View(px, px)
 
 
 def shrink(images: Tensor, px: int, resize: GlanceResize = "antialias") -> Tensor:

@@ -30,6 +30,8 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+GLANCE = -1
+"""Stands for the glance where looks are named by the number of their candidate view."""
 _MOST_SIZES = 16
 _MOST_COLUMNS = 100_000  # of tables that have one for every sequence of patch sizes
 
@@ -53,6 +55,45 @@ class ViewSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a look sees, but for the place: how much of an image, and at what resolution. With a place it is a Region.
+
+    px      side of what the encoder gets
+    extent  side of the square that it covers: an int in pixels of the image, a float as a share of the image's shorter side;
+            None: the whole image, whose aspect ratio is not kept
+    resize  how the pixels are resized; not used where extent and px are the same
+    """
+
+    px: int
+    extent: int | float | None = None
+    resize: GlanceResize = "antialias"
+
+    @property
+    def name(self) -> str:
+        """As users write it: 96 (a native patch), whole@160, 0.5@112, 200px@96."""
+        if self.extent is None:
+            return f"whole@{self.px}"
+        if self.extent == self.px and isinstance(self.extent, int):
+            return str(self.px)
+        return f"{self.extent}px@{self.px}" if isinstance(self.extent, int) else f"{self.extent:g}@{self.px}"
+
+    def extent_px(self, height_px: int, width_px: int) -> int:
+        """Side of the covered square in an image of this size; only for views that do not cover the whole image."""
+        assert self.extent is not None
+        return self.extent if isinstance(self.extent, int) else round(self.extent * min(height_px, width_px))
+
+
+def whole(px: int, resize: GlanceResize = "antialias") -> View:
+    """The whole image at px x px: a glance."""
+    return View(px, None, resize)
+
+
+def native(px: int) -> View:
+    """A patch of px x px pixels as they are: the paper's focus look."""
+    return View(px, px)
 
 
 @dataclass(frozen=True)
@@ -133,6 +174,26 @@ class NetworkSettings:
                 f"a patch of {max(self.patch_px)} px is larger than the image ({smallest_px} px). "
                 "Use smaller patches or larger images."
             )
+
+    @property
+    def glance_view(self) -> View:
+        """What the glance sees."""
+        return whole(self.glance_px, self.glance_resize)
+
+    @property
+    def candidates(self) -> tuple[View, ...]:
+        """The views that a focus look may have, smallest first. Elsewhere a candidate is its number in this list."""
+        return tuple(native(px) for px in self.patch_px)
+
+    @property
+    def view_codes(self) -> tuple[str, ...]:
+        """The views that the policy tells apart. A native patch has the same code as a glance of its size (paper, section 4.2)."""
+        codes = {str(self.glance_px): self.glance_px, **{view.name: view.px for view in self.candidates}}
+        return tuple(sorted(codes, key=lambda name: (codes[name], name)))
+
+    def code_of(self, candidate: int) -> str:
+        """The code of a look at this candidate, or at GLANCE."""
+        return str(self.glance_px) if candidate == GLANCE else self.candidates[candidate].name
 
 
 Settings = TypeVar("Settings")

@@ -27,9 +27,10 @@ from glancefocus.evaluation.choosing import cheapest_as_accurate, representative
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
-from glancefocus.region import native, whole
+from glancefocus.region import Region
 from glancefocus.runtime.choose import RuntimeOptions, open_runtime
 from glancefocus.scene import as_scene
+from glancefocus.settings import native, whole
 
 MakeNet = Callable[..., GlanceFocus]
 
@@ -158,11 +159,11 @@ def test_a_timed_scene_shows_what_the_scene_shows() -> None:
     scene = as_scene(torch.rand(3, 4, 3, 16, 16))
     timed = TimedScene(scene, watch)
     assert (timed.count, timed.frames) == (3, 4)
-    assert torch.equal(timed.view(whole(8).at()), scene.view(whole(8).at()))
+    assert torch.equal(timed.view(Region(whole(8))), scene.view(Region(whole(8))))
     rows = torch.tensor([2, 0])
     assert torch.equal(
-        timed.keep(rows).view(native(8).at(torch.rand(2, 2) * 0)),
-        scene.keep(rows).view(native(8).at(torch.zeros(2, 2))),
+        timed.keep(rows).view(Region(native(8), torch.rand(2, 2) * 0)),
+        scene.keep(rows).view(Region(native(8), torch.zeros(2, 2))),
     )
     assert set(watch.seconds) == {"resize", "crop"}
 

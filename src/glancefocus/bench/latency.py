@@ -37,14 +37,14 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
             _note(times, (1, 0), spent, turn >= warm_up)
             while look.number < settings.looks:
                 looks = []
-                for index, px in enumerate(settings.patch_px):
-                    following, spent = _timed(functools.partial(_focus, bundle, look, px), images)
+                for index in range(len(settings.candidates)):
+                    following, spent = _timed(functools.partial(_focus, bundle, look, index), images)
                     _note(times, (look.number + 1, index), spent, turn >= warm_up)
                     looks.append(following)
                 look = looks[-1]
     median = {key: 1000 * statistics.median(values) / batch_size for key, values in times.items()}
-    sizes = range(len(settings.patch_px))
-    later = [tuple(median[look, size] for size in sizes) for look in range(2, settings.looks + 1)]
+    every = range(len(settings.candidates))
+    later = [tuple(median[look, each] for each in every) for look in range(2, settings.looks + 1)]
     return Latency(
         device=device_name(bundle.device),
         threads=torch.get_num_threads(),
@@ -55,8 +55,8 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     )
 
 
-def _focus(bundle: Bundle, look: Look, px: int) -> Look:
-    return bundle.net.focus(look, bundle.net.policy.aim(look, px))
+def _focus(bundle: Bundle, look: Look, candidate: int) -> Look:
+    return bundle.net.focus(look, bundle.net.policy.aim(look, candidate))
 
 
 def _timed(work: Callable[[], Look], images: Tensor) -> tuple[Look, float]:

@@ -75,8 +75,8 @@ class TimedRunner:
         seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.focus(patches, memory, number))
         return seen
 
-    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
-        aimed: Aimed = self.watch.time("policy", lambda: self.runner.aim(map_, px, memory, next_size))
+    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
+        aimed: Aimed = self.watch.time("policy", lambda: self.runner.aim(map_, last, memory, next_code))
         return aimed
 
 
@@ -105,8 +105,8 @@ class _TimedAims:
     def __init__(self, looks: TimedLooks) -> None:
         self.looks = looks
 
-    def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim:
-        aim: Aim = self.looks.watch.time(look.number + 1, lambda: self.looks.net.policy.aim(look, patch_px))
+    def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
+        aim: Aim = self.looks.watch.time(look.number + 1, lambda: self.looks.net.policy.aim(look, candidate))
         return aim
 
 

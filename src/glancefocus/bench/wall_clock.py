@@ -210,7 +210,7 @@ def bench_opened(
     outcome, measured = Outcome.join(outcomes), len(times["backbone"])
     shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, measured // 2))
     images = sum(batch.shape[0] for batch in batches)
-    mean_macs = float(subject.costs.spent(outcome.looks, outcome.patch_px, outcome.aims_first).mean())
+    mean_macs = float(subject.costs.spent(outcome.looks, outcome.candidate, outcome.aims_first).mean())
     mac_ratio = subject.costs.backbone_macs / mean_macs
     looks = torch.bincount(outcome.looks.cpu(), minlength=subject.costs.looks + 1)[1:].tolist()
     return Timing(

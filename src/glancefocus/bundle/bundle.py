@@ -72,13 +72,13 @@ class Bundle:
             raise BadBundle(
                 f"there must be {settings.looks} thresholds, one for each look, not {len(self.thresholds)}."
             )
-        if len(self.costs.classifier_macs) != settings.looks or set(self.costs.focus_encoder_macs) != set(
-            settings.patch_px
-        ):
+        if len(self.costs.classifier_macs) != settings.looks or list(self.costs.focus_encoder_macs) != [
+            view.name for view in settings.candidates
+        ]:
             raise BadBundle("the table of costs was counted for another network than this one.")
-        focus_looks, sizes = settings.looks - 1, len(settings.patch_px)
+        focus_looks, candidates = settings.looks - 1, len(settings.candidates)
         for latency in self.latencies:
-            if [len(row) for row in latency.focus_ms] != [sizes] * focus_looks:
+            if [len(row) for row in latency.focus_ms] != [candidates] * focus_looks:
                 raise BadBundle(f"the milliseconds measured on {latency.device} are those of another network.")
         try:
             score_named(self.score)

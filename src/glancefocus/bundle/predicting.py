@@ -20,7 +20,7 @@ from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Picture, normalise_small, view_array, view_pixels
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
-from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
 from glancefocus.exits.score import score_named
 from glancefocus.free_memory import batch_bytes, bytes_of, is_out_of_memory
 from glancefocus.loop import look_until_sure
@@ -294,6 +294,7 @@ def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts
         notes=facts.notes,
         placements=facts.placements,
         image_px=facts.image_px,
+        views=bundle.settings.candidates,
     )
 
 
@@ -331,19 +332,20 @@ def exit_rule(
 
 
 def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
-    most, sizes = bundle.settings.looks, bundle.settings.patch_px
+    most, views = bundle.settings.looks, bundle.settings.candidates
     if len(thresholds) == most - 1:  # the last look needs no threshold: every image stops there
-        thresholds = [*thresholds, 0.0 if len(sizes) == 1 else [0.0] * len(sizes)]
+        thresholds = [*thresholds, 0.0 if len(views) == 1 else [0.0] * len(views)]
     if len(thresholds) != most:
         raise BadSetting(
             f"this network takes {most} looks, so it needs {most - 1} thresholds, but got {len(thresholds)}."
         )
-    if {isinstance(t, Sequence) for t in thresholds} != {len(sizes) > 1}:
-        each = "one threshold" if len(sizes) == 1 else f"{len(sizes)} thresholds"
-        raise BadSetting(f"a network with patches of {list(sizes)} px needs {each} for each look.")
+    if {isinstance(t, Sequence) for t in thresholds} != {len(views) > 1}:
+        each = "one threshold" if len(views) == 1 else f"{len(views)} thresholds"
+        names = ", ".join(view.name for view in views)
+        raise BadSetting(f"a network with patches of {names} px needs {each} for each look.")
     score = score_named(bundle.score, torch.Generator().manual_seed(0))
-    if len(sizes) > 1:
-        return SizeRule(thresholds, score, bundle.temperatures, patch_px=sizes)
+    if len(views) > 1:
+        return CandidateRule(thresholds, score, bundle.temperatures, candidates=len(views))
     return ExitRule(thresholds, score, bundle.temperatures)
 
 
@@ -363,9 +365,9 @@ def _within(
 ) -> Sequence[Any]:
     """The most accurate stored thresholds whose mean cost is within the budget."""
     refuse_budget(budget, glance, unit)
-    looks, sizes = bundle.settings.looks, len(bundle.settings.patch_px)
+    looks, candidates = bundle.settings.looks, len(bundle.settings.candidates)
     if budget >= every_look:
-        return stay_thresholds(looks, sizes)
+        return stay_thresholds(looks, candidates)
     points = [p for p in bundle.curve if "mean_macs" in p and (unit == "macs" or "exits_per_look" in p)]
     if not points:
         raise BadBudget(
@@ -374,7 +376,7 @@ def _within(
         )
     # No point was measured between one glance and the cheapest point; to stop every image at the glance always fits.
     found = thresholds_at(points, budget, cost_of)
-    return leave_thresholds(looks, sizes) if found is None else found
+    return leave_thresholds(looks, candidates) if found is None else found
 
 
 def _mean_macs(point: Point) -> float:

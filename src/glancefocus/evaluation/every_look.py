@@ -22,14 +22,14 @@ from glancefocus.evaluation.verdict import Share, paired_interval
 from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
-from glancefocus.look import Look, rows_by_size
+from glancefocus.look import Look, rows_by_candidate
 from glancefocus.loop import KnownGlance, Policy, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.outcome import Outcome
-from glancefocus.region import top_left, whole
+from glancefocus.region import Region, top_left
 from glancefocus.scene import Scene, as_batch
-from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.settings import NetworkSettings, from_plain, whole
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,13 @@ class Evaluation:
         there = ~boxes.isnan().any(dim=1)
         rates = []
         for look in range(self.outcome.where.shape[1]):
-            where, px = self.outcome.where[there, look], self.outcome.patch_px[there, look]
-            hits = [holds(where[rows], boxes[there][rows], self.image_hw, size) for size, rows in rows_by_size(px)]
+            where, candidate = self.outcome.where[there, look], self.outcome.candidate[there, look]
+            hits = [
+                holds(
+                    where[rows], boxes[there][rows], self.image_hw, self.outcome.views[each].extent_px(*self.image_hw)
+                )
+                for each, rows in rows_by_candidate(candidate)
+            ]
             rates.append(float(torch.cat(hits).float().mean()) if hits else math.nan)
         return rates
 
@@ -107,7 +112,7 @@ def evaluate_every_look(
             looking = net if glance is None else KnownGlance(net, glance(scene, indexes))
             outcome = look_until_sure(looking, scene, every_look(looks), policy)
             # The logits of a large split would not fit into memory, and nothing here needs them.
-            parts.append(replace(outcome, logits=outcome.logits[:, :0]))
+            parts.append(replace(outcome, logits=outcome.logits[:, :0], views=net.settings.candidates))
             labels.append(truth)
             done += len(truth)
             if progress is not None:
@@ -144,7 +149,7 @@ def backbone_accuracy(
     with torch.inference_mode():
         for images, labels in scene_batches(split, net.settings.view, order):
             scene = as_batch(images.to(device), net.settings.view)
-            logits = encoder.own_head(encoder(scene.whole if px is None else scene.view(whole(px).at())).vector)
+            logits = encoder.own_head(encoder(scene.whole if px is None else scene.view(Region(whole(px)))).vector)
             right += int((logits.argmax(dim=1).cpu() == labels).sum())
     encoder.train(was_training)
     return right / len(rows)
@@ -178,11 +183,13 @@ class Comparison:
 
 def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0) -> Comparison:
     """Measure a bundle on this split; backbone_accuracy is that of its plain backbone on the same images, if it is known."""
-    net, px = bundle.net, max(bundle.settings.patch_px)
+    net, largest = bundle.net, len(bundle.settings.candidates) - 1
     learnt = evaluate_every_look(net, split, workers=workers)
-    at_random = evaluate_every_look(net, split, RandomPolicy(px, torch.Generator().manual_seed(1)), workers=workers)
-    corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
-    table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
+    at_random = evaluate_every_look(
+        net, split, RandomPolicy([largest], torch.Generator().manual_seed(1)), workers=workers
+    )
+    corners = evaluate_every_look(net, split, CentreCornerPolicy(largest), workers=workers)
+    table = table_of(learnt, bundle) if largest == 0 else _tree(bundle, split, workers)
     curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
     fixed = [table.point(thresholds) for thresholds in _fixed_looks(table)]
     return Comparison(
@@ -272,11 +279,11 @@ def noted_aims(notes: Mapping[str, Any]) -> AimsCheck | None:
 
 def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, workers: int = 0) -> AimsCheck:
     """Compare the network's own policy with random and centre aims, on `most` images at most; its mode is put back."""
-    px = max(net.settings.patch_px)
+    largest = len(net.settings.candidates) - 1
     rows = random_rows(len(split), most)
     order = [rows[start : start + AIMS_BATCH].tolist() for start in range(0, len(rows), AIMS_BATCH)]
     generator = torch.Generator().manual_seed(1)
-    ways: list[Policy] = [net.policy, CentreCornerPolicy(px), *[RandomPolicy(px, generator)] * RANDOM_DRAWS]
+    ways: list[Policy] = [net.policy, CentreCornerPolicy(largest), *[RandomPolicy([largest], generator)] * RANDOM_DRAWS]
     was_training, device = net.training, next(net.parameters()).device
     net.eval()
     parts: list[list[Tensor]] = [[] for _ in ways]

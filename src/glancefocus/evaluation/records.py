@@ -51,7 +51,7 @@ def record_looks(
         split=name,
         images=len(split),
         looks=bundle.settings.looks,
-        patch_px=bundle.settings.patch_px,
+        views=tuple(view.name for view in bundle.settings.candidates),
     )
     place = folder / f"{name}-{about.network[:8]}-{about.data[:8]}"
     if place.exists():
@@ -80,7 +80,7 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
         following = []
         for look in level:
             last = look.number == net.settings.looks
-            aims = [] if last else [net.policy.aim(look, px) for px in net.settings.patch_px]
+            aims = [] if last else [net.policy.aim(look, each) for each in range(len(net.settings.candidates))]
             # The value belongs to the largest patch, which is the only one when there is one size.
             value = Value().of(look, aims[-1]) if aims else torch.ones(look.count, device=look.logits.device)
             yield look, value

@@ -151,7 +151,7 @@ def answer_resized(
         split=name,
         images=len(rows),
         looks=len(ordered),
-        patch_px=(1,),
+        views=("whole",),
     )
     place = folder / f"rivals-{name}-{about.network[:8]}-{about.data[:8]}"
     if not place.exists():

@@ -17,15 +17,15 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.costs import MOST_LOOKS, MOST_SIZES
+from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.escaping import one_line
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, level_sizes
 from glancefocus.files import open_file, replace_folder
-from glancefocus.values import Fields, read_json, whole_of
+from glancefocus.values import Fields, read_json, text_of
 
-FORMAT = 1
+FORMAT = 2
 ABOUT_FILE = "about.json"
 MOST_COLUMNS = 100_000
 STORED_SCORES = ("confidence", "entropy", "value")
@@ -40,7 +40,7 @@ class RecordAbout:
     network, data  fingerprints: what was looked with, and at
     source, split  in words
     images, looks  how many
-    patch_px       sizes of patches; several make a tree of looks, see LookTable
+    views          names of the candidate views; several make a tree of looks, see LookTable
     """
 
     network: str
@@ -49,11 +49,11 @@ class RecordAbout:
     split: str
     images: int
     looks: int
-    patch_px: tuple[int, ...]
+    views: tuple[str, ...]
 
     @property
     def nodes(self) -> int:
-        return int(level_sizes(self.looks, len(self.patch_px)).sum())
+        return int(level_sizes(self.looks, len(self.views)).sum())
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LookRecord:
             np.asfortranarray(scores),
             np.asfortranarray(self.answer == self.label[:, None]),
             np.asarray(macs, dtype=np.float64),
-            sizes=len(self.about.patch_px),
+            sizes=len(self.about.views),
             ms=None if ms is None else np.asarray(ms, dtype=np.float64),
         )
 
@@ -140,13 +140,11 @@ def _read_about(file: Path) -> RecordAbout:
         split=fields.text("split", 200),
         images=fields.whole("images", 1, 10**9),
         looks=fields.whole("looks", 1, MOST_LOOKS),
-        patch_px=tuple(fields.listed("patch_px", MOST_SIZES, lambda value, name: whole_of(value, name, 1, 10**6))),
+        views=tuple(fields.listed("views", MOST_CANDIDATES, lambda value, name: text_of(value, name, 40))),
     )
-    sizes = len(about.patch_px)
+    sizes = len(about.views)
     if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
-        raise BadSetting(
-            f"about.patch_px and about.looks make more than {MOST_COLUMNS:,} sequences of patches, or none."
-        )
+        raise BadSetting(f"about.views and about.looks make more than {MOST_COLUMNS:,} sequences of views, or none.")
     return about
 
 

@@ -89,18 +89,18 @@ class ExitRule:
 
 
 @dataclass(frozen=True)
-class SizeRule(ExitRule):
-    """The same for a network with several patch sizes (paper, section 4.2): thresholds say when to stop and what comes next.
+class CandidateRule(ExitRule):
+    """The same for a network with several candidate views (paper, section 4.2): thresholds say when to stop and what comes next.
 
-    A row stops once its score is above all thresholds of this look. Otherwise the next patch has the size whose threshold is the
-    smallest that the score is not above; of equal ones the first.
+    A row stops once its score is above all thresholds of this look. Otherwise the next look has the candidate whose threshold is
+    the smallest that the score is not above; among equal ones the first.
 
-    thresholds  (T, K); those of the last look stop nothing
-    patch_px    (K,) the sizes
+    thresholds  (T, K) for K candidates; those of the last look stop nothing
+    candidates  K
     """
 
     thresholds: Sequence[Sequence[float]]  # type: ignore[assignment]
-    patch_px: tuple[int, ...] = ()
+    candidates: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,9 +112,9 @@ class SizeRule(ExitRule):
 
     def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:
         rows = tuple(tuple(_checked_threshold(t) for t in row) for row in self.thresholds)
-        if any(len(row) != len(self.patch_px) for row in rows):
+        if any(len(row) != self.candidates for row in rows):
             raise BadSetting(
-                f"a network with patches of {list(self.patch_px)} px needs {len(self.patch_px)} thresholds for each look, "
+                f"a network with {self.candidates} candidate views needs {self.candidates} thresholds for each look, "
                 f"but got {[list(row) for row in rows]}."
             )
         return rows
@@ -122,13 +122,12 @@ class SizeRule(ExitRule):
     def threshold(self, number: int) -> float:
         return max(self.thresholds[number - 1])
 
-    def next_px(self, look: Look) -> Tensor:
-        """(B,) int64: the size of the next patch of every row, none of which stops here."""
+    def next_candidate(self, look: Look) -> Tensor:
+        """(B,) int64: the candidate view of the next look of every row, none of which stops here."""
         thresholds = torch.tensor(self.thresholds[look.number - 1], device=look.logits.device)
         ordered, order = thresholds.sort(stable=True)
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
-        sizes = torch.tensor(self.patch_px, device=look.logits.device)
-        return sizes[order[passed.clamp(max=len(self.patch_px) - 1)]]
+        return order[passed.clamp(max=self.candidates - 1)]
 
 
 def _checked_threshold(value: Any) -> float:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.outcome import Outcome
-from glancefocus.settings import NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings
 
 SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
 INPUTS = ("glances", "images", "thresholds")
@@ -182,10 +182,10 @@ class _Composer:
         """By the map of the glance first, then by that of the patch before."""
         given = {"map": "map", "policy_memory": "policy_memory"}
         made = {"where": "aimed_at", "policy_memory_after": "policy_memory_after"}
-        sizes = [self.settings.glance_px, self.settings.patch_px[0]]
-        if self.settings.looks == 2 or sizes[0] == sizes[1]:
-            return self._part(aim_part(sizes[0]), given | made)
-        return self._chosen([aim_part(px) for px in sizes], given, made)
+        codes = [self.settings.code_of(each) for each in (GLANCE, 0)]
+        if self.settings.looks == 2 or codes[0] == codes[1]:
+            return self._part(aim_part(codes[0]), given | made)
+        return self._chosen([aim_part(code) for code in codes], given, made)
 
     def _focus(self) -> tuple[list[Any], list[Any]]:
         answered = {"logits": "logits_after", "confidence": "confidence_after", "answer": "answer_after"}
@@ -272,7 +272,7 @@ class _Composer:
         return self.onnx.numpy_helper.from_array(np.array(value, kind), name)
 
 
-def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: int) -> Outcome:
+def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float]) -> Outcome:
     """The graph's outputs as an outcome, as the loop's recorder would give it."""
     logits, answer, confidence, answers, confidences, where = outputs
     answered, sureness = (
@@ -291,7 +291,7 @@ def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: in
         sure=torch.tensor([sure]),
         logits=torch.from_numpy(logits),
         where=torch.tensor(aimed_at, dtype=torch.float32).reshape(1, most - 1, 2),
-        patch_px=torch.tensor([[patch_px] * (looks - 1) + [0] * left], dtype=torch.int64),
+        candidate=torch.tensor([[0] * (looks - 1) + [-1] * left], dtype=torch.int64),
         answer_after=torch.tensor([answered + [-1] * left]),
         confidence_after=torch.tensor([sureness + [math.nan] * left], dtype=torch.float32),
     )

@@ -88,7 +88,7 @@ def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[floa
         found.images += 1
         network = bundle.predict_images([image], rule)
         given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
-        alone = outcome_of(session.run(OUTPUTS, given), thresholds, px)
+        alone = outcome_of(session.run(OUTPUTS, given), thresholds)
         same_answer, same_looks = int(alone.answer) == int(network.answer), int(alone.looks) == int(network.looks)
         found.answers += same_answer
         found.looks += same_looks

@@ -13,7 +13,7 @@ from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
 from glancefocus.network.temporal_shift import ClipEncoder
 from glancefocus.network.weights import forget_answers, load_backbone_weights
-from glancefocus.settings import NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings
 from glancefocus.values import Seed, checked
 
 
@@ -73,8 +73,18 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
         )
     else:
         classifier = RecurrentClassifier(features, settings.classes, settings.classifier_units)
-    map_sides, map_channels = _map_sides(glance_encoder, settings)
-    policy = LearntPolicy(settings.policy, map_channels, map_sides, settings.patch_px, settings.frames)
+    sides, map_channels = _map_sides(glance_encoder, settings)
+    codes = tuple(
+        settings.view_codes.index(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE)
+    )
+    policy = LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        codes,
+        settings.frames,
+    )
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy).eval()
 
 
@@ -85,7 +95,7 @@ def _map_sides(encoder: Encoder, settings: NetworkSettings) -> tuple[dict[int, i
     was_training = encoder.training
     encoder.eval()
     sides, channels = {}, 0
-    for px in sorted({settings.glance_px, *settings.patch_px}):
+    for px in sorted({settings.glance_px, *(view.px for view in settings.candidates)}):
         image = torch.empty(settings.frames, 3, px, px, device="meta")
         try:
             with torch.no_grad():
@@ -123,8 +133,8 @@ def make_up_weights(net: GlanceFocus, generator: torch.Generator) -> GlanceFocus
     net.train()
     with torch.no_grad():
         look = net.glance(images)
-        for px in net.settings.patch_px if net.settings.looks > 1 else ():
-            net.focus(look, net.policy.aim(look, px))
+        for candidate in range(len(net.settings.candidates)) if net.settings.looks > 1 else ():
+            net.focus(look, net.policy.aim(look, candidate))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     return net.eval()

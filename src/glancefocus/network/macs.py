@@ -63,7 +63,7 @@ def _on_meta_cached(settings: str) -> GlanceFocus:
 
 def on_meta(settings: NetworkSettings) -> GlanceFocus:
     """The network without values, its two encoders as one; made once for the same settings."""
-    # One encoder does for counting: both have the same layers. Whoever asks for costs also asks for parameters.
+    # One encoder is enough for counting, since both have the same layers.
     return _on_meta_cached(json.dumps(to_plain(replace(settings, shared_encoder=True))))
 
 
@@ -78,7 +78,7 @@ def count_network(net: GlanceFocus) -> Costs:
         vector = look.features
         encoder_macs = {
             px: count_macs(lambda px=px: encoder(torch.empty(frames, 3, px, px)))  # type: ignore[misc]
-            for px in {settings.glance_px, *settings.patch_px}
+            for px in {settings.glance_px, *(view.px for view in settings.candidates)}
         }
         answers = [count_macs(lambda: net.answer_glance(vector))]
         memory = look.memory
@@ -86,13 +86,16 @@ def count_network(net: GlanceFocus) -> Costs:
             answers.append(count_macs(lambda m=memory, n=number: classifier.answer(classifier.remember(vector, m), n)))  # type: ignore[misc]
             memory = classifier.remember(vector, memory)
         policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
-        focus_policy_macs = {px: count_macs(lambda px=px: _aim_after(net, look, px)) for px in settings.patch_px}  # type: ignore[misc]
+        focus_policy_macs = {
+            view.name: count_macs(lambda each=each: _aim_after(net, look, each))  # type: ignore[misc]
+            for each, view in enumerate(settings.candidates)
+        }
         own_head_macs = count_macs(lambda: encoder.own_head(vector))
         whole_image_macs = count_macs(lambda: encoder(whole))
     return Costs(
         encoder_macs=encoder_macs[settings.glance_px],
         encoder_with_head_macs=encoder_macs[settings.glance_px] + own_head_macs,
-        focus_encoder_macs={px: encoder_macs[px] for px in settings.patch_px},
+        focus_encoder_macs={view.name: encoder_macs[view.px] for view in settings.candidates},
         policy_macs=policy_macs,
         classifier_macs=tuple(answers),
         backbone_macs=whole_image_macs + own_head_macs,
@@ -107,11 +110,11 @@ class _WithoutNorms(TorchFunctionMode):
         return args[0] if func is F.batch_norm else func(*args, **(kwargs or {}))
 
 
-def _aim_after(net: GlanceFocus, look: Look, px: int) -> None:
-    """One aim after a patch of this size."""
-    side = net.policy.map_sides[px]
+def _aim_after(net: GlanceFocus, look: Look, candidate: int) -> None:
+    """One aim after a look at this candidate."""
+    side = net.policy.side_of(candidate)
     map_ = torch.empty(1, look.map.shape[1], side, side)
-    net.policy.aim(replace(look, map=map_, px=px))
+    net.policy.aim(replace(look, map=map_, candidate=candidate))
 
 
 _FLOAT_BYTES = 4
@@ -125,7 +128,7 @@ def weight_bytes(settings: NetworkSettings) -> int:
 def loading_bytes(settings: NetworkSettings) -> int:
     """The least that it takes to load the network and to look once: the weights twice, as they are made and as they are read, and
     what goes into and comes out of the largest layer."""
-    largest = max(settings.glance_px, *(settings.patch_px if settings.looks > 1 else ()))
+    largest = max(settings.glance_px, *(view.px for view in settings.candidates if settings.looks > 1))
     encoder = on_meta(settings).glance_encoder
     return 2 * weight_bytes(settings) + _FLOAT_BYTES * _largest_layer(encoder, settings.frames, largest)
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, padded_alike, rows_by_size
+from glancefocus.look import Aim, Look, padded_alike, rows_by_candidate
 from glancefocus.network.encoder import Encoder, Encoding
 from glancefocus.network.policy import Aimed, LearntPolicy
-from glancefocus.region import native, whole
+from glancefocus.region import Region
 from glancefocus.scene import Scene, as_scene, frames_of
-from glancefocus.settings import NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings
 
 
 class RecurrentClassifier(nn.Module):
@@ -95,8 +95,8 @@ class Runner(Protocol):
         """Look `number` (2 for the first focus); patches (B, 3, px, px), memory (B, .) the classifier's before it."""
         ...
 
-    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
-        """Where to look after a look of this size; see LearntPolicy.forward."""
+    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
+        """Where to look after a look at this candidate; see LearntPolicy.forward."""
         ...
 
 
@@ -154,7 +154,7 @@ class GlanceFocus(nn.Module):
         scene = as_scene(scene)
         settings = self.settings
         check_frames(scene, settings.frames)
-        images = scene.view(whole(settings.glance_px, settings.glance_resize).at())
+        images = scene.view(Region(settings.glance_view))
         return self._first_look(scene, self.runner.glance(images))
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
@@ -173,18 +173,19 @@ class GlanceFocus(nn.Module):
             logits=seen.logits,
             vector=seen.vector,
             map=seen.map,
-            px=self.settings.glance_px,
+            candidate=GLANCE,
             memory=seen.memory,
             known_best=seen.best,
         )
 
     def focus(self, look: Look, aim: Aim) -> Look:
-        """The next look: one patch of each image at full resolution, where it was aimed."""
-        number, px = look.number + 1, aim.patch_px
-        if isinstance(px, int):
-            seen = self.runner.focus(look.scene.view(native(px).at(aim.where)), look.memory, number)
+        """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
+        number, candidate = look.number + 1, aim.candidate
+        if isinstance(candidate, int):
+            region = Region(self.settings.candidates[candidate], aim.where)
+            seen = self.runner.focus(look.scene.view(region), look.memory, number)
         else:
-            seen = self._focus_by_size(look, aim, px, number)
+            seen = self._focus_by_candidate(look, aim, candidate, number)
         return Look(
             number=number,
             scene=look.scene,
@@ -192,20 +193,20 @@ class GlanceFocus(nn.Module):
             logits=seen.logits,
             vector=seen.vector,
             map=seen.map,
-            px=px,
+            candidate=candidate,
             memory=seen.memory,
             policy_memory=aim.memory,
             aim=aim,
             known_best=seen.best,
         )
 
-    def _focus_by_size(self, look: Look, aim: Aim, px: Tensor, number: int) -> Seen:
-        """The same for rows with patches of different sizes, which are computed size by size, not padded."""
-        groups = rows_by_size(px)
-        seen = [
-            self.runner.focus(look.scene.keep(rows).view(native(size).at(aim.where[rows])), look.memory[rows], number)
-            for size, rows in groups
-        ]
+    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int) -> Seen:
+        """The same for rows with different candidate views, which are computed view by view, not padded."""
+        groups = rows_by_candidate(candidate)
+        seen = []
+        for each, rows in groups:
+            region = Region(self.settings.candidates[each], aim.where[rows])
+            seen.append(self.runner.focus(look.scene.keep(rows).view(region), look.memory[rows], number))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]
         return Seen(
@@ -250,8 +251,8 @@ class _ModuleRunner:
         memory = self.net.classifier.remember(encoding.vector, memory)
         return Seen(self.net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
 
-    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
-        aimed: Aimed = self.net.policy(map_, px, memory, next_size)
+    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
+        aimed: Aimed = self.net.policy(map_, last, memory, next_code)
         return aimed
 
 

@@ -1,7 +1,7 @@
 """A network taken apart into graphs of tensors, for runtimes and exports. The loop stays outside of them.
 
     glance       glances -> logits, memory, map
-    aim_96       map, policy_memory [, next_size] -> where, policy_memory, value      one for every size that a look can have
+    aim_96       map, policy_memory [, next_size] -> where, policy_memory, value      one for every code that a look can have
     focus        patches, memory -> logits, memory, map                               with a recurrent classifier
     focus        patches -> vector, map                                               with a cascaded one, which also has
     answer_2     memory -> logits                                                     for every look after the glance
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import CascadedClassifier, GlanceFocus, RecurrentClassifier
 from glancefocus.network.policy import Aimed
+from glancefocus.settings import GLANCE
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Part:
         return tuple(torch.randn(batch, *shape, generator=generator) for shape in shapes)
 
 
-def aim_part(px: int) -> str:
-    return f"aim_{px}"
+def aim_part(code: str) -> str:
+    """The name of the part that aims after a look of this code, see NetworkSettings.view_codes."""
+    return f"aim_{code}"
 
 
 def answer_part(look: int) -> str:
@@ -81,7 +83,7 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
     settings, policy = net.settings, net.policy
     cascaded = isinstance(net.classifier, CascadedClassifier)
     frames = () if settings.frames == 1 else (settings.frames,)
-    glance_px, patch_px = settings.glance_px, settings.patch_px
+    glance_px, sides_px = settings.glance_px, tuple(view.px for view in settings.candidates)
     units, features = policy.gru.hidden_size, net.glance_encoder.vector_features
     yield Part(
         "glance",
@@ -94,14 +96,17 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
     if settings.looks == 1:
         return
     channels = settings.frames * net.glance_encoder.map_channels
-    for px in sorted({glance_px, *patch_px} if settings.looks > 2 else {glance_px}):
-        side = policy.map_sides[px]
+    last_looks = {settings.code_of(each): each for each in (*range(len(settings.candidates)), GLANCE)}
+    for code in settings.view_codes if settings.looks > 2 else [settings.code_of(GLANCE)]:
+        side = policy.side_of(last_looks[code])
         shapes: tuple[tuple[int, ...], ...] = ((channels, side, side), (units,))
         names: tuple[str, ...] = ("map", "policy_memory")
-        if policy.multi_scale:
-            names, shapes = (*names, "next_size"), (*shapes, (len(patch_px),))
-        yield Part(aim_part(px), AimPart(net, px), names, ("where", "policy_memory_after", "value"), shapes)
-    seen = (*frames, 3, patch_px[0], patch_px[0])
+        if policy.several:
+            names, shapes = (*names, "next_size"), (*shapes, (len(settings.candidates),))
+        yield Part(
+            aim_part(code), AimPart(net, last_looks[code]), names, ("where", "policy_memory_after", "value"), shapes
+        )
+    seen = (*frames, 3, sides_px[0], sides_px[0])
     if not cascaded:
         yield Part(
             "focus",
@@ -109,10 +114,10 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
             ("patches", "memory"),
             ("logits", "memory_after", "map"),
             (seen, (settings.classifier_units,)),
-            patch_px,
+            sides_px,
         )
         return
-    yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), patch_px)
+    yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), sides_px)
     for look in range(2, settings.looks + 1):
         yield Part(answer_part(look), AnswerPart(net, look), ("memory",), ("logits",), ((look * features,),))
 
@@ -192,15 +197,15 @@ class AnswerPart(nn.Module):
 
 
 class AimPart(nn.Module):
-    """The policy after a look of one size. `next_size` (B, sizes) is one-hot over the patch sizes, where there are several."""
+    """The policy after a look at one candidate. `next_size` (B, candidates) is one-hot, where there are several."""
 
-    def __init__(self, net: GlanceFocus, px: int) -> None:
+    def __init__(self, net: GlanceFocus, last: int) -> None:
         super().__init__()
         self.policy = net.policy
-        self.px = px
+        self.last = last
 
     def forward(self, map_: Tensor, policy_memory: Tensor, next_size: Tensor | None = None) -> tuple[Tensor, ...]:
-        aimed: Aimed = self.policy(map_, self.px, policy_memory, next_size)
+        aimed: Aimed = self.policy(map_, self.last, policy_memory, next_size)
         return tuple(aimed)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from glancefocus.network.model import GlanceFocus, Seen
 from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.network.policy import Aimed
+from glancefocus.settings import GLANCE
 
 
 class RunPart(Protocol):
@@ -29,10 +30,14 @@ class PartsRunner:
     frames        of each clip, 1 for images
     cascaded      the classifier's memory is every vector so far, and each look has an answer part of its own
     policy_units  of the policy's memory
+    aim_parts     the part that aims after each candidate, and last after the glance
     """
 
-    def __init__(self, run: RunPart, *, frames: int, cascaded: bool, policy_units: int) -> None:
+    def __init__(
+        self, run: RunPart, *, frames: int, cascaded: bool, policy_units: int, aim_parts: tuple[str, ...]
+    ) -> None:
         self.run = run
+        self.aim_parts = aim_parts
         self.frames = frames
         self.cascaded = cascaded
         self.policy_units = policy_units
@@ -42,7 +47,9 @@ class PartsRunner:
         """A runner for the parts of this network."""
         settings = net.settings
         cascaded = settings.classifier == "cascaded"
-        return PartsRunner(run, frames=settings.frames, cascaded=cascaded, policy_units=net.policy.gru.hidden_size)
+        aim_parts = tuple(aim_part(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE))
+        units = net.policy.gru.hidden_size
+        return PartsRunner(run, frames=settings.frames, cascaded=cascaded, policy_units=units, aim_parts=aim_parts)
 
     def glance(self, images: Tensor) -> Seen:
         logits, memory, map_, *best = self.run("glance", self._clips(images))
@@ -57,10 +64,11 @@ class PartsRunner:
         logits, *best = self.run(answer_part(number), memory)
         return Seen(logits, memory, map_, vector, _best(best))
 
-    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
+    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
         if memory is None:
             memory = _zeros(map_.shape[0], self.policy_units, map_.device)
-        where, memory, value = self.run(aim_part(px), map_, memory, *(() if next_size is None else (next_size,)))
+        codes = () if next_code is None else (next_code,)
+        where, memory, value = self.run(self.aim_parts[last], map_, memory, *codes)  # GLANCE is -1
         return Aimed(where, memory, value)
 
     def _clips(self, images: Tensor) -> Tensor:

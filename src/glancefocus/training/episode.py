@@ -14,7 +14,6 @@ from torch import Tensor
 from glancefocus.exits.rule import every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import LookingNetwork, Policy, run_looks
-from glancefocus.network.policy import draw_one_px
 from glancefocus.scene import Scene
 from glancefocus.training.stage import NonFinite
 
@@ -148,7 +147,7 @@ class ExploringPolicy:
         where = (aim.mean + self.deviation * noise).clamp(0, 1)
         return Aim(
             where=where,
-            patch_px=aim.patch_px,
+            candidate=aim.candidate,
             memory=aim.memory,
             mean=aim.mean,
             value=aim.value,
@@ -156,7 +155,7 @@ class ExploringPolicy:
         )
 
 
-def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tuple[int, ...]) -> torch.Generator:
+def after_exploring(generator: torch.Generator, aims: int, count: int, candidates: int) -> torch.Generator:
     """A copy of the generator in the state that it will have after this many aims of an exploring policy.
 
     With it, numbers that are drawn after an episode can be drawn before it. `generator` itself is not changed.
@@ -164,7 +163,8 @@ def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tu
     later = torch.Generator()
     later.set_state(generator.get_state())
     for _ in range(aims):
-        draw_one_px(sizes, later)
+        if candidates > 1:
+            torch.randint(candidates, (1,), generator=later)  # as draw_candidate does
         torch.randn(count, 2, generator=later)
     return later
 

@@ -23,9 +23,9 @@ from glancefocus.evaluation.rivals import size_in
 from glancefocus.files import fingerprint
 from glancefocus.interrupts import interruptible
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
-from glancefocus.region import resized, whole
+from glancefocus.region import Region, resized
 from glancefocus.scene import as_batch
-from glancefocus.settings import NetworkSettings
+from glancefocus.settings import NetworkSettings, whole
 from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState, check_tensors
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, descend, make_optimizer, set_rates, train_only
@@ -227,7 +227,7 @@ class EncoderStep(nn.Module):
         if self.size is not None:
             seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
         elif self.glance_px is not None:
-            seen = scene.view(whole(self.glance_px, self.settings.glance_resize).at())
+            seen = scene.view(Region(whole(self.glance_px, self.settings.glance_resize)))
         else:
             seen = scene.whole
         encoding: Encoding = self.encoder(seen)

@@ -16,8 +16,9 @@ from glancefocus.data.splits import Split
 from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import LookingNetwork
-from glancefocus.network.policy import LearntPolicy, RandomSizes
+from glancefocus.network.policy import LearntPolicy, RandomCandidates
 from glancefocus.scene import Scene, as_batch
+from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_kind, check_number, check_tensors
 from glancefocus.training.episode import (
     ComparingNetwork,
@@ -56,8 +57,10 @@ class PolicyStep(nn.Module):
         means, values, memory = [], [], None
         for look, following in itertools.pairwise(looks):
             assert following.aim is not None
-            perceived = self.policy.perceive(look.map, look.px)
-            memory = self.policy.remember(perceived, look.px, following.aim.patch_px, memory)
+            perceived = self.policy.perceive(look.map, look.candidate)
+            memory = self.policy.remember(
+                perceived, look.candidate, self.policy.next_code(following.aim.candidate, perceived), memory
+            )
             means.append(self.policy.mean(memory))
             values.append(self.policy.value(memory))
         return torch.stack(means), torch.stack(values)
@@ -75,7 +78,7 @@ def play_and_reward(
     if settings.reward != "contrastive" or not settings.compare_together:
         looks = play(net, scene, whole.looks, explorer)
         return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None, judge)
-    later = after_exploring(explorer.generator, whole.looks - 1, scene.count, whole.patch_px)
+    later = after_exploring(explorer.generator, whole.looks - 1, scene.count, len(whole.candidates))
     comparing = ComparingNetwork(net, settings.monte_carlo, later, judge)
     looks = play(comparing, scene, whole.looks, explorer)
     return looks, episode_rewards(net, looks, labels, settings, later, comparing.elsewhere, judge)
@@ -120,7 +123,7 @@ def answers_elsewhere(
     """(draws, B, classes) logits of the judge for random patches of the same size as the aim's."""
     assert aim is not None
     places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
-    return torch.stack([judge(net.focus(look, Aim(where=where, patch_px=aim.patch_px))) for where in places])
+    return torch.stack([judge(net.focus(look, Aim(where=where, candidate=aim.candidate))) for where in places])
 
 
 def improve_policy(
@@ -204,7 +207,7 @@ class AimStage:
         net = self.context.net
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
-            explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
+            explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looking = self.glances.network(scene, moment.rows)
             looks, rewards = play_and_reward(looking, scene, labels, explorer, self.context)
@@ -220,7 +223,7 @@ class AimStage:
 
     def validate(self, split: Split) -> Numbers:
         net = self.context.net
-        policy = RandomSizes(net.policy, torch.Generator().manual_seed(0), each_row=True)
+        policy = RandomCandidates(net.policy, torch.Generator().manual_seed(0), each_row=True)
         evaluation = evaluate_every_look(
             net, split, policy, workers=self.context.workers, glance=self.glances.of_validation(split)
         )
@@ -270,20 +273,23 @@ class AimStage:
 NEAR = 0.25
 
 
-def pointing_loss(means: Tensor, looks: list[Look], places: Places, image_hw: tuple[int, int]) -> Tensor:
+def pointing_loss(
+    means: Tensor, looks: list[Look], places: Places, image_hw: tuple[int, int], views: tuple[View, ...]
+) -> Tensor:
     """Mean over looks and images of the weighted log(1 + squared distance) between the policy's aim and the place.
 
     The logarithm grows slowly for large distances: between two candidate places the policy decides for one, instead of aiming at
     the middle between them.
 
     means  (L, B, 2) of the aims between the looks
+    views  the candidate views of the network
     """
-    losses = []
+    losses, extents = [], torch.tensor([view.extent_px(*image_hw) for view in views], device=means.device)
     for mean, look in zip(means, looks[1:], strict=True):
         assert look.aim is not None
-        px = look.aim.patch_px
+        px = extents[look.aim.candidate]
         away = (mean - aims_at(places.centre, image_hw, px)) * room_px(image_hw, px, mean.device)
-        near = NEAR * torch.as_tensor(px, device=mean.device).reshape(-1, 1)
+        near = NEAR * px.reshape(-1, 1)
         losses.append((places.weight * (away / near).square().sum(dim=1).log1p()).mean())
     return torch.stack(losses).mean()
 
@@ -302,11 +308,13 @@ class PointStage(AimStage):
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
             places = self.evidence.places(images, labels, moment)
-            explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
+            explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
         means, values = self.step(looks)
-        loss = pointing_loss(means.float(), looks, places, (images.shape[-2], images.shape[-1]))
+        loss = pointing_loss(
+            means.float(), looks, places, (images.shape[-2], images.shape[-1]), self.context.net.settings.candidates
+        )
         loss = loss + 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
         descend_policy(self.context, self.optimizer, loss)
         return {"loss": float(loss.detach()), "accuracy": accuracy_after(looks, labels)}

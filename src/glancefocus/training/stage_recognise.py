@@ -14,7 +14,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Look
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import RandomPolicy, RandomSizes
+from glancefocus.network.policy import RandomCandidates, RandomPolicy
 from glancefocus.scene import as_batch
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import ExploringPolicy, FixedPolicy, MistakenGlances, accuracy_after, play
@@ -84,7 +84,7 @@ class RecogniseStage:
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         """The policy that aims; with each_row (validation) patch sizes are drawn for each image, otherwise for each batch."""
-        return RandomPolicy(self.context.net.settings.patch_px, generator, each_row=each_row)
+        return RandomPolicy(range(len(self.context.net.settings.candidates)), generator, each_row=each_row)
 
     def learning_aims(self, generator: torch.Generator) -> Policy:
         """The policy that aims during training."""
@@ -136,7 +136,7 @@ class FinetuneStage(RecogniseStage):
     name = "finetune"
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
-        return FixedPolicy(RandomSizes(self.context.net.policy, generator, each_row=each_row))
+        return FixedPolicy(RandomCandidates(self.context.net.policy, generator, each_row=each_row))
 
     def learning_aims(self, generator: torch.Generator) -> Policy:
         aims = self.aims(generator)
@@ -201,7 +201,7 @@ class JointStage(AimStage):
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         net, context = self.context.net, self.context
         deviation = self.set_rate(moment.progress)
-        explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
+        explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, accuracy = descend(
             context, self.recognise_step, self.recognise_optimizer, images, labels, policy=explorer
