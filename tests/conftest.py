@@ -19,6 +19,7 @@ from glancefocus.look import Look
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.scene import ImageBatch
+from glancefocus.settings import GLANCE
 
 torch.set_num_threads(1)
 
@@ -35,7 +36,7 @@ def look_with(confidence: Sequence[float], number: int = 1, rows: Sequence[int] 
         logits=logits,
         vector=torch.zeros(count, 4),
         map=torch.zeros(count, 4, 1, 1),
-        px=8,
+        candidate=GLANCE,
         memory=torch.zeros(count, 4),
     )
 

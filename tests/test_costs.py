@@ -12,7 +12,7 @@ from glancefocus.errors import BadSetting
 COSTS = Costs(
     encoder_macs=100,
     encoder_with_head_macs=110,
-    focus_encoder_macs={32: 100, 48: 250},
+    focus_encoder_macs={"32": 100, "48": 250},
     policy_macs=7,
     classifier_macs=(3, 5, 6),
     backbone_macs=1000,
@@ -25,19 +25,19 @@ def test_macs_after_look_adds_up_with_the_largest_patches() -> None:
 
 def test_an_image_pays_for_the_looks_it_took_at_the_sizes_they_had() -> None:
     looks = torch.tensor([1, 2, 2, 3, 3])
-    patch_px = torch.tensor([[0, 0], [32, 0], [48, 0], [32, 48], [48, 48]])
-    spent = COSTS.spent(looks, patch_px)
+    candidate = torch.tensor([[-1, -1], [0, -1], [1, -1], [0, 1], [1, 1]])
+    spent = COSTS.spent(looks, candidate)
     assert spent.tolist() == [103, 215, 365, 215 + 263, 628]
     assert spent.dtype == torch.float64
     assert spent[4] == COSTS.macs_after_look[2]
 
 
 def test_patches_beyond_the_last_look_taken_cost_nothing() -> None:
-    assert COSTS.spent(torch.tensor([1]), torch.tensor([[48, 48]])).tolist() == [103]
+    assert COSTS.spent(torch.tensor([1]), torch.tensor([[1, 1]])).tolist() == [103]
 
 
 def test_fewer_looks_than_the_table_has_are_fine() -> None:
-    assert COSTS.spent(torch.tensor([1, 2]), torch.tensor([[0], [32]])).tolist() == [103, 215]
+    assert COSTS.spent(torch.tensor([1, 2]), torch.tensor([[-1], [0]])).tolist() == [103, 215]
     assert COSTS.spent(torch.tensor([1, 1]), torch.zeros(2, 0, dtype=torch.int64)).tolist() == [103, 103]
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from glancefocus.exits.rule import ExitRule
-from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.look import Aim, Look, rows_by_candidate
 from glancefocus.region import Region
 from glancefocus.scene import ImageBatch
 from glancefocus.settings import native, whole
 
 
-def look_of_four(px: int | torch.Tensor = 8) -> Look:
+def look_of_four(candidate: int | torch.Tensor = 0) -> Look:
     numbers = torch.arange(4.0)
     aim = Aim(
         where=numbers[:, None].expand(4, 2) / 4,
-        patch_px=px,
+        candidate=candidate,
         memory=numbers[:, None] + 10,
         mean=numbers[:, None].expand(4, 2) / 8,
         value=numbers + 20,
@@ -30,7 +30,7 @@ def look_of_four(px: int | torch.Tensor = 8) -> Look:
         logits=torch.stack([numbers, -numbers], dim=1),
         vector=numbers[:, None] + 40,
         map=numbers[:, None, None, None] + 50,
-        px=px,
+        candidate=candidate,
         memory=numbers[:, None] + 60,
         policy_memory=numbers[:, None] + 70,
         aim=aim,
@@ -45,7 +45,7 @@ def test_keep_takes_the_same_rows_of_everything() -> None:
     assert kept.logits.tolist() == [[1, -1], [3, -3]]
     assert kept.vector.flatten().tolist() == [41, 43]
     assert kept.map.flatten().tolist() == [51, 53]
-    assert torch.as_tensor(kept.px).tolist() == [6, 4]
+    assert torch.as_tensor(kept.candidate).tolist() == [6, 4]
     assert kept.memory.flatten().tolist() == [61, 63]
     assert kept.policy_memory is not None
     assert kept.policy_memory.flatten().tolist() == [71, 73]
@@ -53,7 +53,7 @@ def test_keep_takes_the_same_rows_of_everything() -> None:
     aim = kept.aim
     assert aim is not None
     assert aim.where[:, 0].tolist() == [0.25, 0.75]
-    assert torch.as_tensor(aim.patch_px).tolist() == [6, 4]
+    assert torch.as_tensor(aim.candidate).tolist() == [6, 4]
     assert aim.memory is not None
     assert aim.memory.flatten().tolist() == [11, 13]
     assert aim.mean is not None
@@ -80,14 +80,14 @@ def test_keeping_no_row_leaves_an_empty_look() -> None:
 
 
 def test_one_size_for_all_rows_stays_one_number() -> None:
-    kept = look_of_four(8).keep(torch.tensor([True, False, False, False]))
-    assert kept.px == 8
+    kept = look_of_four(0).keep(torch.tensor([True, False, False, False]))
+    assert kept.candidate == 0
     assert kept.aim is not None
-    assert kept.aim.patch_px == 8
+    assert kept.aim.candidate == 0
 
 
 def test_what_an_aim_does_not_know_stays_unknown() -> None:
-    kept = Aim(where=torch.rand(3, 2), patch_px=8).keep(torch.tensor([0, 2]))
+    kept = Aim(where=torch.rand(3, 2), candidate=0).keep(torch.tensor([0, 2]))
     assert kept.where.shape == (2, 2)
     assert (kept.memory, kept.mean, kept.value, kept.log_prob) == (None, None, None, None)
 
@@ -105,7 +105,7 @@ def test_confidence_of_half_precision_is_computed_in_full() -> None:
 
 def test_an_answer_that_is_known_is_not_worked_out_again() -> None:
     known = torch.tensor([0.5, 0.6, 0.7, 0.8]), torch.tensor([0, 1, 2, 3])
-    look = replace(look_of_four(8), known_best=known)
+    look = replace(look_of_four(0), known_best=known)
     assert look.best is known
     assert look.confidence is known[0]
     confidence, answer = look.at(torch.tensor([3, 1])).best
@@ -115,13 +115,13 @@ def test_an_answer_that_is_known_is_not_worked_out_again() -> None:
 
 def test_what_was_known_of_other_logits_is_forgotten() -> None:
     known = torch.full((4,), 0.5), torch.full((4,), 1)
-    look = replace(look_of_four(8), known_best=known)
-    fresh = look_of_four(8)
+    look = replace(look_of_four(0), known_best=known)
+    fresh = look_of_four(0)
     calibrated = ExitRule([0.5, 0.5], temperatures=(1.0, 2.0)).calibrated(look)
     torch.testing.assert_close(calibrated.confidence, (fresh.logits / 2).softmax(dim=1).amax(dim=1))
     assert torch.equal(Look.join([look, fresh]).confidence, torch.cat([fresh.confidence, fresh.confidence]))
 
 
 def test_rows_are_grouped_by_their_size() -> None:
-    groups = rows_by_size(torch.tensor([48, 32, 48, 64, 32]))
+    groups = rows_by_candidate(torch.tensor([48, 32, 48, 64, 32]))
     assert [(size, rows.tolist()) for size, rows in groups] == [(32, [1, 4]), (48, [0, 2]), (64, [3])]

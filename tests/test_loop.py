@@ -14,7 +14,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.records import record_looks
-from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
 from glancefocus.exits.score import Value
 from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
@@ -172,7 +172,7 @@ class ExpectingPolicy:
         rows = look.rows.tolist()
         self.rows_aimed.append(rows)
         value = torch.tensor([self.value[look.number - 1][row] for row in rows])
-        return Aim(where=torch.full((look.count, 2), 0.5), patch_px=8, value=value)
+        return Aim(where=torch.full((look.count, 2), 0.5), candidate=0, value=value)
 
 
 def test_by_value_the_policy_aims_before_anybody_leaves_and_only_once_a_look(look_with: Callable[..., Look]) -> None:
@@ -265,20 +265,22 @@ def test_with_several_sizes_the_loop_does_what_the_tree_of_looks_says(
     record = record_looks(bundle, split, tmp_path, source="noise", name="all")
     macs = bundle.costs.macs_of_tree()
     table = record.table(macs)
-    paths = [(), (32,), (48,), (32, 32), (32, 48), (48, 32), (48, 48)]  # of the nodes, level by level
+    paths = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]  # of the nodes, level by level
     random, nodes_left_at = np.random.default_rng(0), set()
     scene, _ = next(iter(split.batches([range(16)])))
     for _ in range(8):
         rows = [
             [away_from_scores(level, random) for _ in range(2)] for level in (table.score[:, :1], table.score[:, 1:3])
         ]
-        rule = SizeRule([*rows, [0.0, 0.0]], patch_px=(32, 48))
+        rule = CandidateRule([*rows, [0.0, 0.0]], candidates=2)
         nodes = table.exits(np.asarray(rule.thresholds, dtype=np.float32)).tolist()
         nodes_left_at.update(nodes)
         with torch.inference_mode():
             outcome = replace(look_until_sure(bundle.net, as_scene(scene), rule), costs=bundle.costs)
         assert outcome.looks.tolist() == [len(paths[node]) + 1 for node in nodes]
-        assert [tuple(px for px in row if px > 0) for row in outcome.patch_px.tolist()] == [paths[n] for n in nodes]
+        assert [tuple(each for each in row if each >= 0) for row in outcome.candidate.tolist()] == [
+            paths[n] for n in nodes
+        ]
         assert outcome.answer.tolist() == [int(record.answer[row, node]) for row, node in enumerate(nodes)]
         assert outcome.cost_macs.tolist() == [macs[node] for node in nodes]
         confidence = [float(record.confidence[row, node]) for row, node in enumerate(nodes)]

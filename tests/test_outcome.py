@@ -17,7 +17,7 @@ def recorded(look_with: Callable[..., Look]) -> Outcome:
     """Two images, two looks: the first leaves sure at the glance, the second is focused on at (0.25, 0.5)."""
     recorder = OutcomeRecorder(2)
     recorder.record(look_with([0.9, 0.4]), torch.tensor([True, False]), torch.tensor([True, False]))
-    aim = Aim(where=torch.tensor([[0.25, 0.5]]), patch_px=8)
+    aim = Aim(where=torch.tensor([[0.25, 0.5]]), candidate=0)
     focus = replace(look_with([0.8], number=2, rows=[1]), aim=aim)
     recorder.record(focus, torch.tensor([True]), torch.tensor([False]))
     return recorder.finish(classes=("cat", "dog"), costs=COSTS)
@@ -38,7 +38,7 @@ def test_every_look_that_was_taken_is_written_down_and_no_other(look_with: Calla
     outcome = recorded(look_with)
     assert outcome.where[0].isnan().all()
     assert outcome.where[1].tolist() == [[0.25, 0.5]]
-    assert outcome.patch_px.tolist() == [[0], [8]]
+    assert outcome.candidate.tolist() == [[-1], [0]]
     assert outcome.answer_after.tolist() == [[0, -1], [1, 0]]  # 0.4 for class 0 is 0.6 for class 1
     assert outcome.confidence_after[0, 0].item() == pytest.approx(0.9, abs=1e-6)
     assert outcome.confidence_after[0, 1].isnan()
@@ -70,10 +70,10 @@ def test_patches_of_several_sizes_are_written_down_each(look_with: Callable[...,
     recorder = OutcomeRecorder(2)
     nobody, everybody = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
     recorder.record(look_with([0.5, 0.5]), nobody, nobody)
-    sizes = torch.tensor([48, 32])
-    focus = replace(look_with([0.5, 0.5], number=2), aim=Aim(torch.zeros(2, 2), sizes), px=sizes)
+    sizes = torch.tensor([1, 0])
+    focus = replace(look_with([0.5, 0.5], number=2), aim=Aim(torch.zeros(2, 2), sizes), candidate=sizes)
     recorder.record(focus, everybody, nobody)
-    assert recorder.finish().patch_px.tolist() == [[48], [32]]
+    assert recorder.finish().candidate.tolist() == [[1], [0]]
 
 
 def test_outcomes_of_batches_join_in_order(look_with: Callable[..., Look]) -> None:

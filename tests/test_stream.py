@@ -11,7 +11,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
 from glancefocus.exits.score import Confidence, Score, Value
 from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
@@ -187,11 +187,11 @@ def test_rows_with_patches_of_different_sizes_are_merged_too(small_net: MakeNet)
         confidence = look_until_sure(net, as_scene(images), every_look(3)).confidence_after
         first, second = (confidence[:, look].sort().values for look in (0, 1))
         middle = [float((column[5] + column[6]) / 2) for column in (first, second)]
-        rule = SizeRule([[middle[0], 2.0], [middle[1], 2.0], [0.0, 0.0]], patch_px=(32, 48))
+        rule = CandidateRule([[middle[0], 2.0], [middle[1], 2.0], [0.0, 0.0]], candidates=2)
         scenes = [as_scene(images[start : start + 3]) for start in range(0, 12, 3)]
         alone = [look_until_sure(net, scene, rule) for scene in scenes]
         together = list(look_at_stream(net, scenes, rule, full_batch=6))
-    assert {32, 48} <= set(torch.cat([outcome.patch_px for outcome in alone]).flatten().tolist())
+    assert {0, 1} <= set(torch.cat([outcome.candidate for outcome in alone]).flatten().tolist())
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
 

@@ -11,7 +11,7 @@ import torch
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.exits.rule import SizeRule
+from glancefocus.exits.rule import CandidateRule
 
 MakeBundle = Callable[..., Bundle]
 
@@ -174,7 +174,7 @@ def test_with_several_sizes_a_budget_takes_the_dearest_point_within_it(small_bun
         assert outcome.patch_px.tolist() == [patch_px]
         assert float(outcome.cost_macs) <= budget
     rule = bundle.exit_rule(thresholds=rows["small"][:2])
-    assert isinstance(rule, SizeRule)
+    assert isinstance(rule, CandidateRule)
     assert rule.thresholds[-1] == (0.0, 0.0)
 
 

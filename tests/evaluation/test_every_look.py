@@ -19,7 +19,7 @@ from glancefocus.evaluation.every_look import (
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, native
 
 Net = Callable[..., GlanceFocus]
 NAN = float("nan")
@@ -50,7 +50,8 @@ def test_the_hit_rate_counts_only_images_with_an_object() -> None:
         sure=torch.zeros(3, dtype=torch.bool),
         logits=torch.zeros(3, 0),
         where=where,
-        patch_px=torch.full((3, 2), 8),
+        candidate=torch.zeros(3, 2, dtype=torch.int64),
+        views=(native(8),),
         answer_after=torch.tensor([[0, 1, 1], [2, 2, 1], [0, 0, 0]]),
         confidence_after=torch.ones(3, 3),
     )
@@ -70,7 +71,8 @@ def test_a_wrong_answer_counts_as_zero_whatever_its_confidence() -> None:
         sure=torch.zeros(2, dtype=torch.bool),
         logits=torch.zeros(2, 0),
         where=torch.zeros(2, 1, 2),
-        patch_px=torch.full((2, 1), 8),
+        candidate=torch.zeros(2, 1, dtype=torch.int64),
+        views=(native(8),),
         answer_after=torch.tensor([[0, 1], [2, 2]]),
         confidence_after=torch.tensor([[0.9, 0.6], [0.4, 0.8]]),
     )
@@ -103,7 +105,7 @@ def test_some_rows_fewer_looks_and_other_aims_can_be_asked_for(small_net: Net) -
     evaluation = evaluate_every_look(
         small_net(),
         noise(),
-        CentreCornerPolicy(32),
+        CentreCornerPolicy(),
         looks=2,
         rows=[7, 2, 5],
         batch_size=2,
@@ -168,7 +170,7 @@ def test_a_comparison_sets_learnt_aims_beside_random_ones_and_corners(small_bund
     assert ratio == bundle.costs.backbone_macs / reached[0]
     assert comparison.hit_rate_per_focus is not None
     assert len(comparison.hit_rate_per_focus) == 2
-    corners = evaluate_every_look(bundle.net, split, CentreCornerPolicy(32))
+    corners = evaluate_every_look(bundle.net, split, CentreCornerPolicy())
     assert comparison.accuracy_per_look_centre_corner == corners.accuracy_per_look
     assert corners.hit_rate_per_focus(boxes)[0] == 1.0  # the centre patch is (16, 16) to (48, 48)
     plain = comparison.to_plain()

@@ -57,7 +57,7 @@ def test_with_one_size_a_record_is_what_every_look_gives(make_bundle: MakeBundle
     assert record.label.tolist() == every.labels.tolist()
     np.testing.assert_allclose(record.confidence, every.outcome.confidence_after.numpy(), rtol=0, atol=1e-5)
     assert record.about.images == 10
-    assert (record.about.looks, record.about.patch_px) == (3, (32,))
+    assert (record.about.looks, record.about.views) == (3, ("32",))
     assert (record.about.source, record.about.split) == ("noise", "val")
     assert (record.about.network, record.about.data) == (bundle.fingerprint, data_fingerprint(split))
     assert record.table(bundle.costs.macs_of_tree()).accuracy_after_look == pytest.approx(

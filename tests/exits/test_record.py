@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 
-TWO_SIZES = (32, 48)
+TWO_SIZES = ("32", "48")
 
 
-def about(images: int = 4, looks: int = 3, patch_px: tuple[int, ...] = (32,)) -> RecordAbout:
-    return RecordAbout("net-1", "data-1", "pets", "val", images, looks, patch_px)
+def about(images: int = 4, looks: int = 3, views: tuple[str, ...] = ("32",)) -> RecordAbout:
+    return RecordAbout("net-1", "data-1", "pets", "val", images, looks, views)
 
 
 def columns(count: int, nodes: int, seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -35,9 +35,9 @@ def written(folder: Path, told: RecordAbout | None = None, batch_size: int = 3) 
     return content
 
 
-@pytest.mark.parametrize(("patch_px", "nodes"), [((32,), 3), (TWO_SIZES, 1 + 2 + 4)])
-def test_what_was_written_is_read_again(patch_px: tuple[int, ...], nodes: int, tmp_path: Path) -> None:
-    told = about(images=7, patch_px=patch_px)
+@pytest.mark.parametrize(("views", "nodes"), [(("32",), 3), (TWO_SIZES, 1 + 2 + 4)])
+def test_what_was_written_is_read_again(views: tuple[str, ...], nodes: int, tmp_path: Path) -> None:
+    told = about(images=7, views=views)
     content = written(tmp_path / "deep" / "record", told)
     record = LookRecord.load(tmp_path / "deep" / "record")
     assert record.about == told
@@ -65,7 +65,7 @@ def test_a_record_is_mapped_and_not_read(tmp_path: Path) -> None:
 
 
 def test_a_table_has_the_score_that_was_asked_for_and_the_costs_of_every_node(tmp_path: Path) -> None:
-    content = written(tmp_path / "record", about(images=6, looks=2, patch_px=TWO_SIZES))
+    content = written(tmp_path / "record", about(images=6, looks=2, views=TWO_SIZES))
     record = LookRecord.load(tmp_path / "record")
     for score in ("confidence", "entropy", "value"):
         table = record.table((10, 20, 30), score=score, ms=(1.0, 2.0, 2.5))
@@ -166,14 +166,14 @@ def edit(folder: Path, **changes: Any) -> None:
     "changes",
     [
         {"format": 2},
-        {"patch_px": 32},
+        {"views": "32"},
         {"patch_px": ["x"]},
         {"patch_px": []},
         {"patch_px": [True]},
         {"looks": "three"},
         {"looks": -1},
         {"looks": 10**9},
-        {"looks": 60, "patch_px": [32, 48]},
+        {"looks": 60, "views": ["32", "48"]},
         {"images": None},
         {"images": 2.5},
         {"images": 10**12},
@@ -258,7 +258,7 @@ def test_a_damaged_file_is_said(damage: str, name: str, tmp_path: Path) -> None:
         LookRecord.load(tmp_path / "record")
 
 
-@pytest.mark.parametrize("changes", [{"images": 5}, {"looks": 4}, {"patch_px": [32, 48]}])
+@pytest.mark.parametrize("changes", [{"images": 5}, {"looks": 4}, {"views": ["32", "48"]}])
 def test_files_that_do_not_fit_together_are_said(changes: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "record")
     edit(tmp_path / "record", **changes)

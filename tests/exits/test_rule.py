@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
 from glancefocus.exits.score import Entropy, Value
 from glancefocus.look import Aim, Look
 
@@ -78,11 +78,8 @@ def test_a_threshold_must_be_a_number() -> None:
         ExitRule([0.5, math.nan])
 
 
-SIZES = (32, 48, 64)
-
-
-def size_rule(*rows: list[float], **more: Any) -> SizeRule:
-    return SizeRule(list(rows), patch_px=SIZES, **more)
+def size_rule(*rows: list[float], **more: Any) -> CandidateRule:
+    return CandidateRule(list(rows), candidates=3, **more)
 
 
 def test_with_several_sizes_an_image_stops_above_all_thresholds_of_its_look(look_with: Callable[..., Look]) -> None:
@@ -95,29 +92,29 @@ def test_the_next_patch_has_the_size_of_the_smallest_threshold_that_is_not_below
     look_with: Callable[..., Look],
 ) -> None:
     rule = size_rule([0.6, 0.9, 0.7], [0.9, 0.8, 0.55], [0.0, 0.0, 0.0])
-    # after the glance: up to 0.6 the patch of 32 px, up to 0.7 that of 64, up to 0.9 that of 48
-    assert rule.next_px(look_with([0.55, 0.65, 0.75, 0.89])).tolist() == [32, 64, 48, 48]
-    # after the second look: up to 0.55 64 px, up to 0.8 48, up to 0.9 32
-    assert rule.next_px(look_with([0.52, 0.6, 0.85], number=2)).tolist() == [64, 48, 32]
+    # after the glance: up to 0.6 candidate 0, up to 0.7 candidate 2, up to 0.9 candidate 1
+    assert rule.next_candidate(look_with([0.55, 0.65, 0.75, 0.89])).tolist() == [0, 2, 1, 1]
+    # after the second look: up to 0.55 candidate 2, up to 0.8 candidate 1, up to 0.9 candidate 0
+    assert rule.next_candidate(look_with([0.52, 0.6, 0.85], number=2)).tolist() == [2, 1, 0]
 
 
 def test_an_image_exactly_at_a_threshold_is_not_above_it_and_takes_its_size(look_with: Callable[..., Look]) -> None:
     look = look_with([0.5])  # both logits equal: exactly 0.5
     above = size_rule([0.5, 0.75, 0.25], [0.0, 0.0, 0.0])
-    assert above.next_px(look).tolist() == [32]
+    assert above.next_candidate(look).tolist() == [0]
     at_the_largest = size_rule([0.25, 0.125, 0.5], [0.0, 0.0, 0.0])
     assert not at_the_largest.leaves(look).item()
-    assert at_the_largest.next_px(look).tolist() == [64]
+    assert at_the_largest.next_candidate(look).tolist() == [2]
 
 
 def test_of_equal_thresholds_the_first_size_comes(look_with: Callable[..., Look]) -> None:
-    assert size_rule([0.5, 0.8, 0.8], [0.0] * 3).next_px(look_with([0.7])).tolist() == [48]
-    assert size_rule([0.8, 0.8, 0.8], [0.0] * 3).next_px(look_with([0.7])).tolist() == [32]
+    assert size_rule([0.5, 0.8, 0.8], [0.0] * 3).next_candidate(look_with([0.7])).tolist() == [1]
+    assert size_rule([0.8, 0.8, 0.8], [0.0] * 3).next_candidate(look_with([0.7])).tolist() == [0]
 
 
 def test_a_size_below_every_score_is_never_taken(look_with: Callable[..., Look]) -> None:
     rule = size_rule([-1.0, -1.0, 1.0], [0.0] * 3)
-    assert rule.next_px(look_with([0.5, 0.7, 0.999])).tolist() == [64, 64, 64]
+    assert rule.next_candidate(look_with([0.5, 0.7, 0.999])).tolist() == [2, 2, 2]
     assert size_rule([-1.0] * 3, [0.0] * 3).leaves(look_with([0.5, 0.7])).all()
 
 
@@ -132,21 +129,21 @@ def test_the_last_look_leaves_with_several_sizes_too(look_with: Callable[..., Lo
 def test_the_same_rule_by_a_plain_transcription_of_the_papers_equations(look_with: Callable[..., Look]) -> None:
     random = np.random.default_rng(0)
     for _ in range(50):
-        thresholds = random.uniform(0.5, 1, len(SIZES)).astype(np.float32)
+        thresholds = random.uniform(0.5, 1, 3).astype(np.float32)
         look = look_with(random.uniform(0.5, 1, 20).tolist())
         rule = size_rule(thresholds.astype(float).tolist(), [0.0] * 3)
-        leaves, sizes = rule.leaves(look), rule.next_px(look)
+        leaves, sizes = rule.leaves(look), rule.next_candidate(look)
         for row, score in enumerate(look.confidence.numpy()):
             at_least = [(threshold, place) for place, threshold in enumerate(thresholds) if threshold >= score]
             assert bool(leaves[row]) == (not at_least)
             if at_least:
-                assert int(sizes[row]) == SIZES[min(at_least)[1]]
+                assert int(sizes[row]) == min(at_least)[1]
 
 
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([[0.5, 0.5], [0.0, 0.0]], r"patches of \[32, 48, 64\] px needs 3 thresholds for each look, but got \[\[0.5"),
+        ([[0.5, 0.5], [0.0, 0.0]], r"3 candidate views needs 3 thresholds for each look, but got \[\[0.5"),
         ([[0.5, 0.5, 0.5], [0.0]], "needs 3 thresholds for each look"),
         ([[0.5, math.nan, 0.5], [0.0, 0.0, 0.0]], "a threshold must be a number, but got nan"),
         ([], "needs one threshold for each look, but got none"),
@@ -154,7 +151,7 @@ def test_the_same_rule_by_a_plain_transcription_of_the_papers_equations(look_wit
 )
 def test_thresholds_that_do_not_fit_the_sizes_are_refused(rows: list[list[float]], sentence: str) -> None:
     with pytest.raises(BadSetting, match=sentence):
-        SizeRule(rows, patch_px=SIZES)
+        CandidateRule(rows, candidates=3)
 
 
 def test_the_value_cannot_choose_a_size() -> None:
@@ -169,7 +166,7 @@ def test_another_score_decides_by_the_same_thresholds(look_with: Callable[..., L
     look = look_with([0.9])
     assert ExitRule([0.53, 0.0], Entropy()).leaves(look).item()
     assert not ExitRule([0.54, 0.0], Entropy()).leaves(look).item()
-    assert size_rule([0.53, 0.8, 0.54], [0.0] * 3, score=Entropy()).next_px(look).tolist() == [64]
+    assert size_rule([0.53, 0.8, 0.54], [0.0] * 3, score=Entropy()).next_candidate(look).tolist() == [2]
 
 
 def test_a_rule_by_value_asks_for_an_aim_before_all_looks_but_the_last(look_with: Callable[..., Look]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting, MissingExtra, UnknownName
-from glancefocus.exits.rule import ExitRule, SizeRule
+from glancefocus.exits.rule import CandidateRule, ExitRule
 from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, with_best
@@ -42,7 +42,7 @@ def outcome(net: GlanceFocus, looking: Any) -> Outcome:
         if len(settings.patch_px) == 1:
             rule = ExitRule([middle] * settings.looks)
         else:
-            rule = SizeRule([[low, high]] * settings.looks, patch_px=settings.patch_px)
+            rule = CandidateRule([[low, high]] * settings.looks, candidates=len(settings.candidates))
         return look_until_sure(looking, scene, rule)
 
 
@@ -56,7 +56,7 @@ def test_every_runtime_gives_the_same_answers_after_the_same_looks(
     assert len(set(expected.looks.tolist())) > 1
     assert torch.equal(found.looks, expected.looks)
     assert torch.equal(found.sure, expected.sure)
-    assert torch.equal(found.patch_px, expected.patch_px)
+    assert torch.equal(found.candidate, expected.candidate)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.answer_after, expected.answer_after)
     torch.testing.assert_close(

@@ -10,7 +10,7 @@ from glancefocus.exits.rule import every_look
 from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import take_apart
-from glancefocus.network.policy import RandomSizes
+from glancefocus.network.policy import RandomCandidates
 from glancefocus.runtime.runner import PartsRunner
 
 
@@ -32,13 +32,13 @@ def test_parts_answer_as_the_whole(small_net: Callable[..., GlanceFocus], kind: 
     rule = every_look(settings.looks)
     answers = []
     for looking in (net, in_parts(net)):
-        sizes = RandomSizes(looking.policy, torch.Generator().manual_seed(0), each_row=True)  # type: ignore[arg-type]
+        sizes = RandomCandidates(looking.policy, torch.Generator().manual_seed(0), each_row=True)  # type: ignore[arg-type]
         with torch.inference_mode():
             answers.append(look_until_sure(looking, scene, rule, sizes))
     whole, parts = answers
-    assert set(whole.patch_px.flatten().tolist()) == set(settings.patch_px)
+    assert set(whole.candidate.flatten().tolist()) == set(range(len(settings.candidates)))
     assert torch.equal(whole.looks, parts.looks)
-    assert torch.equal(whole.patch_px, parts.patch_px)
+    assert torch.equal(whole.candidate, parts.candidate)
     for one, other in ((whole.logits, parts.logits), (whole.where.nan_to_num(), parts.where.nan_to_num())):
         torch.testing.assert_close(one, other)
 

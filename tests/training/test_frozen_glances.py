@@ -12,7 +12,7 @@ from torch import Tensor
 from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
 from glancefocus.data.views import AugmentSettings
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import RandomSizes
+from glancefocus.network.policy import RandomCandidates
 from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, after_exploring, play
@@ -164,14 +164,14 @@ def test_random_patches_in_one_batch_with_the_chosen_ones_are_the_same_as_afterw
 
     def explorer() -> ExploringPolicy:
         generator = torch.Generator().manual_seed(8)
-        return ExploringPolicy(RandomSizes(net.policy, generator), 0.1, generator)
+        return ExploringPolicy(RandomCandidates(net.policy, generator), 0.1, generator)
 
     with torch.no_grad():
         looks, rewards = play_and_reward(net, scene, labels, explorer(), context)
         alone = explorer()
         looks_alone = play(net, scene, 4, alone)
         rewards_alone = episode_rewards(net, looks_alone, labels, settings, alone.generator, None)
-    assert [look.px for look in looks] == [look.px for look in looks_alone]
+    assert [look.candidate for look in looks] == [look.candidate for look in looks_alone]
     for look, other in zip(looks, looks_alone, strict=True):
         for name in ("logits", "map", "memory", "rows"):
             torch.testing.assert_close(getattr(look, name), getattr(other, name), rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 import glancefocus as gf
 from glancefocus.evaluation.assess import look_table
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.rule import SizeRule
+from glancefocus.exits.rule import CandidateRule
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
@@ -43,7 +43,7 @@ def test_all_stages_run(whole_run: Path) -> None:
 def test_the_bundle_has_thresholds_for_every_look_and_size(whole_run: Path) -> None:
     bundle = gf.load(whole_run / "bundle", device="cpu")
     assert np.asarray(bundle.thresholds).shape == (LOOKS, len(SIZES))
-    assert isinstance(bundle.exit_rule(), SizeRule)
+    assert isinstance(bundle.exit_rule(), CandidateRule)
     assert bundle.curve
     for point in bundle.curve:
         assert np.asarray(point["thresholds"]).shape == (LOOKS, len(SIZES))

@@ -14,7 +14,7 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
-from glancefocus.settings import from_plain
+from glancefocus.settings import from_plain, native
 from glancefocus.training.initialise import BackboneEvidence, Places
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
@@ -136,10 +136,10 @@ def test_evidence_is_computed_again_for_images_whose_augmentation_cannot_be_foll
 def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[..., Look]) -> None:
     places = Places(torch.tensor([[30.0, 50.0], [20.0, 20.0]]), torch.tensor([1.0, 0.5]))
     first = look_with([0.5, 0.5])
-    second = replace(look_with([0.5, 0.5], number=2), aim=Aim(where=torch.zeros(2, 2), patch_px=20))
+    second = replace(look_with([0.5, 0.5], number=2), aim=Aim(where=torch.zeros(2, 2), candidate=0))
     # In an image of 60x100 px patches of 20 px have 40x80 px of room; a quarter of their side is 5 px.
     means = torch.tensor([[[0.5, 0.5], [0.5, 0.125]]], requires_grad=True)  # there; 10 px too low
-    loss = pointing_loss(means, [first, second], places, (60, 100))
+    loss = pointing_loss(means, [first, second], places, (60, 100), (native(20),))
     assert loss.item() == pytest.approx(0.5 * float(torch.tensor(5.0).log()) / 2, abs=1e-5)
     loss.backward()
     assert means.grad is not None
