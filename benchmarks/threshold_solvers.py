@@ -273,10 +273,10 @@ def write_beside(file: Path | None, count: int, seeds: int, words: list[str]) ->
         return
     evaluated, on_curve = POPULATION * GENERATIONS, CURVE_POPULATION * CURVE_GENERATIONS
     body = (
-        f"{TABLES} made-up tables of {count} images with {TREE_LOOKS} looks and patches of {len(SIZE_MACS)} sizes; {seeds} seeds each. "
-        f"Expected accuracy in %, mean ± standard deviation over seeds, within the same budgets (shares of the way from the cheapest "
-        f"to the most expensive), after {evaluated:,} evaluated sets of thresholds from the same first generation. Curve: mean over "
-        f"{CURVE_BUDGETS} budgets, after {on_curve:,} evaluations in all.\n\n{cells}"
+        f"{TABLES} made-up tables of {count} images with {TREE_LOOKS} looks and patches of {len(SIZE_MACS)} sizes; {seeds} seeds "
+        "each. Expected accuracy in %, mean ± standard deviation over seeds, within the same budgets (shares of the way from the "
+        f"cheapest to the most expensive), after {evaluated:,} evaluated sets of thresholds from the same first generation. Curve: "
+        f"mean over {CURVE_BUDGETS} budgets, after {on_curve:,} evaluations in all.\n\n{cells}"
     )
     write_section(
         file,

@@ -26,7 +26,7 @@ from glancefocus.evaluation.choosing import Records
 from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
 from glancefocus.evaluation.full_report import noted_images, read_training_curves
 from glancefocus.export.samples import open_splits
-from glancefocus.export.standalone.answers import AnswerWriter
+from glancefocus.export.standalone.predict import AnswerWriter
 from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]

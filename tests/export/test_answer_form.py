@@ -12,7 +12,7 @@ import pytest
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "file": str,

@@ -12,7 +12,7 @@ import pytest
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.errors import BadExport, MissingExtra
-from glancefocus.export import deliver, writing
+from glancefocus.export import deliver, formats
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import FORMATS, Format
 from glancefocus.export.samples import calibration_samples, made_up, open_sample
@@ -73,7 +73,7 @@ def test_the_command_compares_on_the_images_that_are_named(
 ) -> None:
     pytest.importorskip("openvino", reason="needs the extra openvino")
     # OpenVINO converts ONNX graphs, and those of this bundle have been written already.
-    monkeypatch.setattr(writing, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
+    monkeypatch.setattr(formats, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
     words = ["export", bundle_folder, "--to", "openvino", "-o", tmp_path / "out", "--images", pictures, "--json"]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--max-images", "9"])

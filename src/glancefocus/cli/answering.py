@@ -7,7 +7,7 @@ from typing import Any
 from glancefocus.cli.seeing import Seen
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
-from glancefocus.export.standalone.answers import answer
+from glancefocus.export.standalone.predict import answer
 from glancefocus.files import write_file
 from glancefocus.outcome import Outcome
 from glancefocus.region import top_left

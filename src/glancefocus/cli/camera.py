@@ -15,7 +15,7 @@ from glancefocus.cli.seeing import see_picture
 from glancefocus.data.frame_streams import FrameStream
 from glancefocus.errors import BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
 
 
 class LineOutput:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from glancefocus.errors import BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.export.standalone.answers import FIELDS, AnswerWriter
+from glancefocus.export.standalone.predict import FIELDS, AnswerWriter
 from glancefocus.files import write_text
 
 FORMS = ("json", "jsonl", "csv")

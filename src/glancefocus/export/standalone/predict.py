@@ -709,7 +709,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--topk", type=int, default=1, help="number of most likely classes to print")
     parser.add_argument("--batch-size", "--batch", type=int, default=32, help="pictures in a batch")
     parser.add_argument("--threads", type=int, default=1, help="threads of the runtime")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="folder of glancefocus.json and graphs")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(__file__).parent, help="folder of glancefocus.json and graphs"
+    )
     forms = parser.add_mutually_exclusive_group()
     for form, words in {
         "jsonl": "print one line of JSON for each picture (default)",
