@@ -1,10 +1,10 @@
-"""The first command of a new user, judged by photographs that it never saw.
+"""The first command of a new user, measured on photographs that it was not trained on.
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and what follows `--`), and says: the time that the plan told and the
-time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
-beside those on unseen photographs, in class folders of the same names.
+Runs `gf train photos/` with no other option than the weights (and the words after `--`). Reports the time that the plan predicted
+and the time that it took, the peak memory of the command with its child processes, and the accuracies that the run reported beside
+those on unseen photographs, which are in class folders of the same names.
 """
 
 import argparse
@@ -58,13 +58,13 @@ def _resident(process: psutil.Process) -> int:
     return total
 
 
-def told_seconds(log: str) -> float | None:
-    """What the plan says that the run takes."""
+def planned_seconds(log: str) -> float | None:
+    """The duration of the run according to its plan."""
     found = re.search(r"^time +about ([\d.]+) (s|min|h|days)", log, re.MULTILINE)
     return None if found is None else float(found[1]) * _UNITS[found[2]]
 
 
-def told_gigabytes(log: str) -> float | None:
+def planned_gigabytes(log: str) -> float | None:
     found = re.search(r"^memory +about ([\d.]+) GB", log, re.MULTILINE)
     return None if found is None else float(found[1])
 
@@ -85,16 +85,16 @@ def looks_words(findings: dict[str, Any]) -> str:
 def body_of(
     rows: list[tuple[str, dict[str, Any]]], times: tuple[float, float], memory: tuple[int, float], said: str
 ) -> str:
-    """The findings as Markdown: held out beside unseen, time and memory told beside measured, and the verdict."""
+    """The findings as Markdown: held out beside unseen, time and memory planned beside measured, and the verdict."""
     cells = [["", "images", "after each look, %", "own thresholds, %", "multiply-adds"]]
     for name, findings in rows:
         chosen = findings["chosen"]
         accuracy, cost = f"{100 * chosen['accuracy']:.1f}", f"{chosen['mean_macs'] / 1e6:.0f}M"
         cells.append([name, f"{findings['images']:,}", looks_words(findings), accuracy, cost])
-    (told_s, seconds), (peak, told_gb) = times, memory
+    (planned_s, seconds), (peak, planned_gb) = times, memory
     return (
-        f"{markdown_table(cells)}\n\nTime told {told_s:.0f} s, measured {seconds:.0f} s ({seconds / told_s:.2f} times). Memory "
-        f'told {told_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
+        f"{markdown_table(cells)}\n\nTime planned {planned_s:.0f} s, measured {seconds:.0f} s ({seconds / planned_s:.2f} times). "
+        f'Memory planned {planned_gb} GB, peak {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
     )
 
 
@@ -105,19 +105,20 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="put the figures into this file, such as docs/results.md")
-    parser.add_argument("more", nargs="*", help="more words for gf train, after --")
-    asked = parser.parse_args()
+    words = sys.argv[1:]
+    before = words.index("--") if "--" in words else len(words)
+    asked, more = parser.parse_args(words[:before]), words[before + 1 :]
     log = asked.output.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *asked.more]
+    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *more]
     seconds, peak = watched(command, log)
     text = log.read_text()
     print(text)
-    told_s, told_gb = told_seconds(text) or float("nan"), told_gigabytes(text) or float("nan")
+    planned_s, planned_gb = planned_seconds(text) or float("nan"), planned_gigabytes(text) or float("nan")
     unseen = evaluated(asked.output / "bundle", asked.unseen)
     rows = [("held out", evaluated(asked.output / "bundle", asked.data)), ("unseen", unseen)]
     notes = json.loads((asked.output / "bundle" / "bundle.json").read_text())["notes"]
-    body = body_of(rows, (told_s, seconds), (peak, told_gb), notes["verdict"]["sentence"])
+    body = body_of(rows, (planned_s, seconds), (peak, planned_gb), notes["verdict"]["sentence"])
     print(body)
     if asked.write is not None:
         write_section(
