@@ -35,8 +35,8 @@ def test_it_answers_as_the_bundle_does_by_any_thresholds(
     onnx_folder: Path, exported_bundle: Bundle, described: Described
 ) -> None:
     session = onnxruntime.InferenceSession(onnx_folder / "looks.onnx")
-    told = described(onnx_folder)
-    taken, own = set(), told["thresholds"]
+    manifest = described(onnx_folder)
+    taken, own = set(), manifest["thresholds"]
     for frames in next(made_up(exported_bundle.settings, count=12, seed=3).batches()):
         image = viewed(frames, exported_bundle)
         for thresholds in (own, exported_bundle.curve[0]["thresholds"], [1.0, 1.0, 1.0], [1.0]):
@@ -53,10 +53,10 @@ def test_it_answers_as_the_bundle_does_by_any_thresholds(
             np.testing.assert_allclose(logits, outcome.logits, atol=1e-4)
             np.testing.assert_allclose(where.reshape(-1, 2), outcome.where[0, : looks - 1], atol=1e-5)
     assert taken == {1, 2, 3}
-    compared = told["one_graph"]["compared"]
+    compared = manifest["one_graph"]["compared"]
     assert compared.pop("confidence_difference") < 1e-5
     assert compared == {"images": 32, "same_answers": 32, "same_looks": 32, "undecided": 0}
-    assert told["one_graph"]["inputs"][0]["shape"] == [1, 3, *image.shape[1:]]
+    assert manifest["one_graph"]["inputs"][0]["shape"] == [1, 3, *image.shape[1:]]
     assert "`looks.onnx`" in (onnx_folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -72,25 +72,25 @@ def test_it_is_not_for_other_scores_temperatures_and_sizes(
 def test_pictures_that_keep_another_size_than_the_views_are_not_for_it(
     onnx_folder: Path, small_bundle: Callable[..., Bundle], described: Described, tmp_path: Path
 ) -> None:
-    about = described(onnx_folder)
-    for graph in about["graphs"]:
+    manifest = described(onnx_folder)
+    for graph in manifest["graphs"]:
         (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
     bundle = small_bundle(view={"fit": "whole"})
     other = Sample([torch.zeros(3, 88, 99, dtype=torch.uint8)] * 2, "larger")
-    assert write_looks_graph(bundle, about["graphs"], tmp_path, other) is None
+    assert write_looks_graph(bundle, manifest["graphs"], tmp_path, other) is None
     assert not (tmp_path / "looks.onnx").exists()
 
 
 def test_one_that_answers_otherwise_is_refused(
     onnx_folder: Path, exported_bundle: Bundle, described: Described, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = described(onnx_folder)
-    for graph in about["graphs"]:
+    manifest = described(onnx_folder)
+    for graph in manifest["graphs"]:
         (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
     upside_down = resize_matrix(exported_bundle.settings.view.height_px, 32, "antialias")[::-1]
     monkeypatch.setattr(looks_graph, "resize_matrix", lambda side, px, resize: upside_down)
     with pytest.raises(BadExport, match=r"do not answer as .* \(looks.onnx\). The first: image \d+ is class"):
-        write_looks_graph(exported_bundle, about["graphs"], tmp_path, made_up(exported_bundle.settings))
+        write_looks_graph(exported_bundle, manifest["graphs"], tmp_path, made_up(exported_bundle.settings))
 
 
 def test_graphs_that_cannot_be_put_together_are_delivered_without_it(

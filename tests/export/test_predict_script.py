@@ -48,7 +48,7 @@ def test_it_answers_as_the_bundle_without_torch(onnx_folder: Path, exported_bund
     assert [line["confidence"] for line in lines] == pytest.approx(outcome.confidence.tolist(), abs=1e-5)
 
 
-def test_a_bad_file_is_told_and_the_others_are_answered(onnx_folder: Path, grey: Path, tmp_path: Path) -> None:
+def test_a_bad_file_is_reported_and_the_others_are_answered(onnx_folder: Path, grey: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
     macs = json.loads((onnx_folder / "glancefocus.json").read_text())["cheapest"]["mean_macs"]
     code, lines, _ = run(onnx_folder, tmp_path / "broken.png", grey, tmp_path / "absent.png", "--budget-macs", macs)

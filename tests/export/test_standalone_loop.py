@@ -94,7 +94,9 @@ def test_the_loop_answers_as_the_bundle(small_bundle: Callable[..., Bundle], kin
 
 
 @pytest.mark.parametrize(("kind", "score"), [("several sizes", "confidence"), ("recurrent", "value")])
-def test_costs_and_boxes_are_told_as_by_the_bundle(small_bundle: Callable[..., Bundle], kind: str, score: str) -> None:
+def test_costs_and_boxes_are_the_same_as_the_bundles(
+    small_bundle: Callable[..., Bundle], kind: str, score: str
+) -> None:
     bundle = small_bundle(**KINDS[kind])
     bundle.score = score
     bundle.thresholds = splitting(bundle)
@@ -102,12 +104,12 @@ def test_costs_and_boxes_are_told_as_by_the_bundle(small_bundle: Callable[..., B
     pictures = [frames[0] for frames in next(made_up(bundle.settings).batches())]
     outcome = bundle.predict(pictures)
     rows = looker.look([scene_of([picture], looker.manifest) for picture in pictures], looker.manifest["thresholds"])
-    told = [looker.answer("a.png", row) for row in rows]
-    assert len({line["cost_macs"] for line in told}) > 1
-    assert [line["cost_macs"] for line in told] == outcome.cost_macs.tolist()
-    assert [line["label"] for line in told] == outcome.label
-    assert [line["sure"] for line in told] == outcome.sure.tolist()
-    assert [len(line["boxes"]) for line in told] == (outcome.looks - 1).tolist()
+    lines = [looker.answer("a.png", row) for row in rows]
+    assert len({line["cost_macs"] for line in lines}) > 1
+    assert [line["cost_macs"] for line in lines] == outcome.cost_macs.tolist()
+    assert [line["label"] for line in lines] == outcome.label
+    assert [line["sure"] for line in lines] == outcome.sure.tolist()
+    assert [len(line["boxes"]) for line in lines] == (outcome.looks - 1).tolist()
 
 
 CURVE = [

@@ -14,9 +14,8 @@ from glancefocus.exits.direct import Worth, direct_curve
 from glancefocus.exits.geometric import cost_and_worth
 from glancefocus.exits.table import LookTable, Thresholds, check_budget, path_nodes
 
-END_SHARE = (
-    0.1  # of a gene's range stands for the threshold -1 (never this size), as much for 1 (all images that are left)
-)
+# This share of a gene's range means the threshold -1 (never this size), and as much means 1 (this size for all that are left).
+END_SHARE = 0.1
 START_BUDGETS = 20
 MUTATIONS = 1.5  # genes of a child that change, on average
 SMALLEST_STEP, LARGEST_STEP = 0.002, 0.5  # of a mutation, drawn evenly on a logarithmic scale
