@@ -48,6 +48,23 @@ def summary_of(results: list[dict[str, Any]]) -> str:
     )
 
 
+def readme_table(verdict: dict[str, Any]) -> str:
+    """Accuracy, multiply-adds and milliseconds of the plain backbone, of smaller images, and of glancefocus."""
+    ours = next(point for point in verdict["points"] if point["kind"] == "glancefocus")
+    shown = [p for p in verdict["points"] if p["kind"] != "resized" or p["mean_macs"] >= ours["mean_macs"]]
+    rows = [["", "accuracy, %", "multiply-adds, millions", "milliseconds"]]
+    for point in shown:
+        name = f"**{point['name']}**" if point is ours else point["name"]
+        numbers = [f"{100 * point['accuracy']:.1f}", f"{point['mean_macs'] / 1e6:.1f}", f"{point['mean_ms']:.2f}"]
+        rows.append([name, *numbers])
+    return (
+        f"{markdown_table(rows)}\n\n"
+        f"The demo's network on {verdict['images']:,} held-out scenes, beside the same backbone on resized scenes and the best cascade of these. "
+        f"Milliseconds: median for one image at a time ({verdict['device']}); for batches, other runtimes and larger networks see "
+        "[Run it fast](docs/fast.md). All measurements, with their commands, are in [Results](docs/results.md)."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
@@ -73,7 +90,8 @@ def main() -> None:
         start, end = markers(options.name)
         before, _, rest = options.readme.read_text(encoding="utf-8").partition(start)
         after = rest.partition(end)[2]
-        options.readme.write_text(f"{before}{start}\n{body}\n{end}{after}", encoding="utf-8")
+        table = readme_table(results[0]["verdict"])
+        options.readme.write_text(f"{before}{start}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
