@@ -59,7 +59,8 @@ def readme_table(verdict: dict[str, Any]) -> str:
         rows.append([name, *numbers])
     return (
         f"{markdown_table(rows)}\n\n"
-        f"The demo's network on {verdict['images']:,} held-out scenes, beside the same backbone on resized scenes and the best cascade of these. "
+        f"The demo's network on {verdict['images']:,} held-out scenes, beside the same backbone on resized scenes and the best "
+        "cascade of these. "
         f"Milliseconds: median for one image at a time ({verdict['device']}); for batches, other runtimes and larger networks see "
         "[Run it fast](docs/fast.md). All measurements, with their commands, are in [Results](docs/results.md)."
     )

@@ -1,7 +1,7 @@
 """The examples in README and in the pages under docs/ run, page by page, in a folder that holds what `gf demo` leaves behind.
 
-The demo's network is a tiny one here, and training commands get cheap settings. Examples that are not run are listed with the reason;
-their options are still checked.
+The demo's network is a tiny one here, and training commands get cheap settings. Examples that are not run are listed with the
+reason; their options are still checked.
 """
 
 import importlib.util
@@ -27,7 +27,9 @@ from glancefocus.data.clips import read_clip
 from glancefocus.training.recipes import train_settings
 
 ROOT = Path(__file__).parent.parent
-PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 LOOKS_OF_THE_DEMO = 4
 
 NOT_RUN = {
@@ -35,6 +37,8 @@ NOT_RUN = {
     r"make check": "it runs these tests",
     r"gf demo$": "a smaller one has been run before the first command",
     r"gf train .*--preset gf-mobilenet": "the paper's settings take days",
+    r"gf train photos/ --(quick|backbone|patch-px)": "like the first command on photos/; tests/training trains with such options",
+    r"gf train (signs --preset|gestures)": "tests/training trains such networks",
     r"gf train something-something": "the data is not here",
     r"gf train signs --height-px 960": "it takes an hour and 20 GB",
     r"gf bench gf-resnet50-96": "a large network; tests/bench has small ones",
@@ -48,16 +52,12 @@ TINY = "--height-px 128 --width-px 128 --batch-size 8 --rivals none" + "".join(
     f" --set {stage}.epochs=1" for stage in ("backbone", "glance", "recognise", "aim")
 )
 CHEAPER = {
-    r"gf train (photos|clips)/ --quick": "--weights none --backbone test_resnet --height-px 96 --width-px 96",
     r"gf train photos/ --resume": "",
-    r"gf train photos/": f"--weights none --backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 {TINY}",
-    r"gf train clips/": f"--weights none --backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 {TINY}",
-    r"gf train signs --preset": f"--scenes 24 24 24 {TINY}",
+    r"gf train (photos|clips)/": f"--weights none --backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 {TINY}",
     r"gf train signs": f"--backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 --scenes 24 24 24 {TINY}",
-    r"gf train gestures": f"--backbone test_resnet --looks 2 --scenes 14 14 14 --output runs/tiny-gestures {TINY}",
     r"gf export .* --int8": "--max-drop 100",
 }
-"""Options that make a command cheap enough for a test, for the first pattern that fits. Options that the command has are not repeated."""
+"""Options that make a command cheap enough for a test, for the first pattern that fits; its own options come first."""
 
 # Runtimes keep threads of their own, which do not go well with those of other tests.
 IN_A_PROCESS_OF_ITS_OWN = r"^gf bench |^gf export | --runtime |^python "
@@ -164,7 +164,15 @@ def run(line: str) -> int:
 def test_the_pages_have_the_examples_that_this_file_tests() -> None:
     run_here = [text for page in EXAMPLES.values() for _, text in page if reason_not_to_run(text) is None]
     assert len(run_here) >= 45
-    for page in ("README.md", "docs/index.md", "docs/train.md", "docs/budgets.md", "docs/video.md", "docs/fast.md", "docs/export.md"):
+    for page in (
+        "README.md",
+        "docs/index.md",
+        "docs/train.md",
+        "docs/budgets.md",
+        "docs/video.md",
+        "docs/fast.md",
+        "docs/export.md",
+    ):
         assert any(reason_not_to_run(text) is None for _, text in EXAMPLES[page]), f"{page} has no example that is run"
     every = [text for page in EXAMPLES.values() for _, text in page]
     for pattern in (*NOT_RUN, *CHEAPER):
@@ -177,7 +185,11 @@ def test_thresholds_in_the_examples_are_as_many_as_the_demos_network_needs() -> 
 
 def test_make_has_the_targets_that_the_pages_name() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    named = {word for page in PAGES.values() for word in re.findall(r"^    make (\w+) ", page.read_text(encoding="utf-8"), re.MULTILINE)}
+    named = {
+        word
+        for page in PAGES.values()
+        for word in re.findall(r"^    make (\w+) ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
     assert named
     assert named <= set(targets)
 
@@ -265,17 +277,27 @@ def test_files_that_the_pages_link_to_exist() -> None:
 
 
 def test_what_faithfulness_names_exists() -> None:
-    text = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-    named, file = 0, ""
-    for path, test in re.findall(r"`([\w/]*\.py)?::(test_\w+)`", text):
-        file = path or file
-        assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file} has no {test}"
-        named += 1
-    assert named > 30
-    for path, names in re.findall(r"`([\w/]+\.py): ([\w.]+)`", text):
-        found = [p for p in (ROOT / "src" / "glancefocus").rglob("*.py") if str(p).endswith(f"/{path}")]
-        assert found, path
-        assert names.rpartition(".")[2] in found[0].read_text(encoding="utf-8"), f"{path} has no {names}"
+    """`package: name` is in that package or module, `test_...` is a test, `.../test_....py` is a file of tests."""
+    text = PAGES["docs/faithfulness.md"].read_text(encoding="utf-8")
+    source = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src" / "glancefocus").rglob("*.py")}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    names = re.findall(r"`(\w+): ([\w.]+)`", text)
+    assert len(names) > 50
+    for package, name in names:
+        inside = [
+            (path, code)
+            for path, code in source.items()
+            if path.relative_to(ROOT / "src" / "glancefocus").parts[0] in (package, f"{package}.py")
+        ]
+        word = name.rpartition(".")[2]
+        found = [path for path, code in inside if path.stem == word or re.search(rf"\b{word}\b", code)]
+        assert found, f"there is no {name} in {package}"
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) > 30
+    for name in named:
+        assert f"def {name}(" in tests, f"there is no test {name}"
+    for path in re.findall(r"`((?:\w+/)?test_\w+\.py)`", text):
+        assert (ROOT / "tests" / path).exists(), path
 
 
 def test_files_that_contributing_and_security_name_exist() -> None:
