@@ -24,14 +24,15 @@ from glancefocus.bench.wall_clock import Case, Subject, Timing, bench_opened, im
 from glancefocus.cli.bench import BenchAsked, preset_subject
 from glancefocus.export.formats import Format, format_named, quiet
 from glancefocus.export.writing import write_graphs, write_part
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import whole_backbone
-from glancefocus.runtime.network import PartsNetwork
+from glancefocus.runtime.runner import PartsRunner
 
 # Networks, and whether they get the light policy.
 NETWORKS = {"gf-resnet50-96": True, "gf-mobilenetv3-large-100-96": False}
 
 
-def opened(subject: Subject, to: Format, folder: Path) -> tuple[PartsNetwork, Callable[[Tensor], Tensor]]:
+def opened(subject: Subject, to: Format, folder: Path) -> tuple[GlanceFocus, Callable[[Tensor], Tensor]]:
     """The network and its plain backbone, run by the phone's runtime on one thread."""
     net = subject.net
     written = {graph["name"]: folder / graph["file"] for graph in write_graphs(net, to, folder)}
@@ -44,7 +45,7 @@ def opened(subject: Subject, to: Format, folder: Path) -> tuple[PartsNetwork, Ca
     def run(part: str, *inputs: Tensor) -> Sequence[Tensor]:
         return [torch.from_numpy(made) for made in graphs(part, *(tensor.contiguous().numpy() for tensor in inputs))]
 
-    looking = PartsNetwork(net.settings, run, net.policy.map_sides, net.policy.gru.hidden_size, to.name)
+    looking = net.computed_by(PartsRunner.of(net, run), to.name)
     return looking, lambda images: run("backbone", images)[0]
 
 

@@ -11,8 +11,11 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "escaping", "files", "interrupts", "torchvision_whole", "free_memory", "resize"}, False),
-    ({"ranges", "settings", "typed", "scene", "look", "costs"}, True),  # a look holds a scene, a scene knows settings
+    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole", "resize"}, False),
+    (
+        {"values", "free_memory", "settings", "region", "scene", "look", "costs"},
+        True,
+    ),  # a look holds a scene, a scene knows settings
     ({"network", "exits", "data", "outcome"}, False),
     ({"runtime"}, False),
     ({"loop", "stream"}, True),  # the stream runs the two halves of the loop

@@ -1,24 +1,27 @@
 """Files are whole or not there, links are never written through, locks have one holder."""
 
+import hashlib
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from glancefocus import files
 from glancefocus.files import (
     Locked,
     cache_folder,
     fingerprint,
-    folder_aside,
     lock,
     open_file,
     read_file,
     read_stream,
     remove_unfinished,
+    replace_files,
     replace_folder,
     write_text,
 )
@@ -135,7 +138,17 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_a_second_holder_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_the_fingerprint_of_several_parts_is_that_of_their_bytes_in_order(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    halves = torch.tensor([[1.0, -2.0]], dtype=torch.bfloat16)
+    parts = ({"b": [1, 2.5], "a": None}, "name \udc80", b"\x00", np.array([1, 2], "<i2"), halves, tmp_path / "a")
+    written = (
+        b'{"a": null, "b": [1, 2.5]}' + b"name \x80" + b"\x00" + b"\x01\x00\x02\x00" + b"\x80\x3f\x00\xc0" + b"abc"
+    )
+    assert fingerprint(*parts) == hashlib.sha256(written).hexdigest()
+
+
+def test_the_process_that_holds_a_lock_is_reported(tmp_path: Path) -> None:
     with lock(tmp_path / "lock", wait=False):
         with pytest.raises(Locked) as error, lock(tmp_path / "lock", wait=False):
             pass
@@ -179,8 +192,27 @@ def test_a_stream_without_an_end_is_left_after_the_limit() -> None:
         read_stream(endless, 3_000_000)
 
 
-def test_a_folder_aside_is_gone_afterwards(tmp_path: Path) -> None:
-    with folder_aside(tmp_path / "graph.onnx") as aside:
-        (aside / "x").write_text("x")
+def test_files_that_a_library_writes_are_moved_into_place_together(tmp_path: Path) -> None:
+    (tmp_path / "graph.onnx").write_text("old")
+    with replace_files(tmp_path / "graph.onnx") as aside:
+        (aside / "graph.onnx").write_text("new")
+        (aside / "graph.onnx.data").write_text("weights")
         assert aside.parent == tmp_path
-    assert list(tmp_path.iterdir()) == []
+        assert (tmp_path / "graph.onnx").read_text() == "old"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "graph.onnx": "new",
+        "graph.onnx.data": "weights",
+    }
+
+
+def test_files_of_a_library_that_fails_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "graph.onnx").write_text("old")
+
+    def write_half() -> None:
+        with replace_files(tmp_path / "graph.onnx") as aside:
+            (aside / "graph.onnx").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("graph.onnx", "old")]

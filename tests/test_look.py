@@ -8,6 +8,7 @@ import torch
 
 from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Aim, Look, rows_by_size
+from glancefocus.region import native, whole
 from glancefocus.scene import ImageBatch
 
 
@@ -47,7 +48,7 @@ def test_keep_takes_the_same_rows_of_everything() -> None:
     assert kept.memory.flatten().tolist() == [61, 63]
     assert kept.policy_memory is not None
     assert kept.policy_memory.flatten().tolist() == [71, 73]
-    assert kept.scene.glance(1, "bilinear").amax(dim=(1, 2, 3)).tolist() == [1, 3]
+    assert kept.scene.view(whole(1, "bilinear").at()).amax(dim=(1, 2, 3)).tolist() == [1, 3]
     aim = kept.aim
     assert aim is not None
     assert aim.where[:, 0].tolist() == [0.25, 0.75]
@@ -65,7 +66,7 @@ def test_keep_takes_the_same_rows_of_everything() -> None:
 def test_keeping_twice_keeps_the_place_in_the_first_batch() -> None:
     kept = look_of_four().keep(torch.tensor([True, True, False, True])).keep(torch.tensor([False, True, True]))
     assert kept.rows.tolist() == [2, 7]
-    assert kept.scene.patch(torch.zeros(2, 2), 1).flatten(1)[:, 0].tolist() == [1, 3]
+    assert kept.scene.view(native(1).at(torch.zeros(2, 2))).flatten(1)[:, 0].tolist() == [1, 3]
 
 
 def test_keeping_all_rows_copies_nothing() -> None:

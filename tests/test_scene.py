@@ -6,19 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ImageTooSmall
-from glancefocus.scene import (
-    ClipBatch,
-    ImageBatch,
-    MixedClips,
-    MixedImages,
-    _corners,
-    as_batch,
-    as_scene,
-    crop,
-    frames_of,
-    shrink,
-    top_left,
-)
+from glancefocus.region import View, _corners, crop, native, shrink, top_left, whole
+from glancefocus.scene import ClipBatch, ImageBatch, MixedImages, as_batch, as_scene, frames_of
 from glancefocus.settings import ViewSettings
 
 
@@ -118,8 +107,8 @@ def test_dropping_rows_copies_no_pixels() -> None:
     assert kept.count == 2
     assert kept.images.data_ptr() == scene.images.data_ptr()
     where = noise(2, 2, seed=1)
-    assert torch.equal(kept.patch(where, 5), sliced(scene.images[[1, 4]], where, 5))
-    assert torch.equal(kept.glance(6), scene.glance(6)[[1, 4]])
+    assert torch.equal(kept.view(native(5).at(where)), sliced(scene.images[[1, 4]], where, 5))
+    assert torch.equal(kept.view(whole(6).at()), scene.view(whole(6).at())[[1, 4]])
 
 
 def test_dropping_rows_of_mixed_images_copies_no_pixels() -> None:
@@ -134,21 +123,21 @@ def test_mixed_images_of_one_size_equal_a_batch(resize: str) -> None:
     images, where = noise(4, 3, 15, 11), noise(4, 2, seed=1)
     mixed, batch = MixedImages(tuple(images)), ImageBatch(images)
     assert mixed.count == batch.count == 4
-    torch.testing.assert_close(mixed.glance(7, resize), batch.glance(7, resize), rtol=0, atol=1e-6)  # type: ignore[arg-type]
-    assert torch.equal(mixed.patch(where, 5), batch.patch(where, 5))
+    torch.testing.assert_close(mixed.view(whole(7, resize).at()), batch.view(whole(7, resize).at()), rtol=0, atol=1e-6)  # type: ignore[arg-type]
+    assert torch.equal(mixed.view(native(5).at(where)), batch.view(native(5).at(where)))
 
 
 def test_mixed_images_are_each_seen_in_their_own_size() -> None:
     images = [noise(3, 20, 10), noise(3, 8, 30, seed=2)]
     scene = as_scene(images)
-    patches = scene.patch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 6)
+    patches = scene.view(native(6).at(torch.tensor([[1.0, 0.0], [0.0, 1.0]])))
     assert torch.equal(patches[0], images[0][:, 14:20, 0:6])
     assert torch.equal(patches[1], images[1][:, 0:6, 24:30])
-    assert scene.glance(5).shape == (2, 3, 5, 5)
+    assert scene.view(whole(5).at()).shape == (2, 3, 5, 5)
 
 
 def test_mixed_images_must_each_have_three_channels() -> None:
-    with pytest.raises(BadSetting, match=r"\(3, height, width\), but got \(1, 9, 9\)"):
+    with pytest.raises(BadSetting, match=r"the shape \(3, height, width\), .* but got \(1, 9, 9\)"):
         as_scene([noise(3, 8, 8), noise(1, 9, 9)])
 
 
@@ -199,7 +188,7 @@ def test_what_is_not_a_batch_of_images_is_refused_with_its_shape(shape: tuple[in
 
 def test_a_clip_is_cut_at_the_same_place_in_every_frame() -> None:
     clips, where = noise(2, 3, 3, 20, 24), torch.tensor([[0.0, 0.5], [1.0, 0.25]])
-    patches = ClipBatch(clips).patch(where, 8)
+    patches = ClipBatch(clips).view(native(8).at(where))
     assert patches.shape == (6, 3, 8, 8)
     # The first clip is cut at row 0 and column 8 of its 16 px of room, the second at row 12 and column 4.
     assert torch.equal(patches[:3], clips[0, :, :, 0:8, 8:16])
@@ -208,7 +197,7 @@ def test_a_clip_is_cut_at_the_same_place_in_every_frame() -> None:
 
 def test_a_glance_at_clips_is_one_at_their_frames() -> None:
     clips = noise(2, 3, 3, 20, 24)
-    assert torch.equal(ClipBatch(clips).glance(8), shrink(clips.reshape(6, 3, 20, 24), 8))
+    assert torch.equal(ClipBatch(clips).view(whole(8).at()), shrink(clips.reshape(6, 3, 20, 24), 8))
     assert torch.equal(ClipBatch(clips).whole, clips.reshape(6, 3, 20, 24))
 
 
@@ -218,8 +207,8 @@ def test_clips_that_are_kept_are_not_copied_and_keep_their_place() -> None:
     kept = batch.keep(torch.tensor([0, 2])).keep(torch.tensor([1]))
     assert (batch.count, kept.count, kept.frames) == (3, 1, 2)
     assert kept.clips.data_ptr() == clips.data_ptr()
-    assert torch.equal(kept.patch(where[2:], 5), batch.patch(where, 5)[4:])
-    assert torch.equal(kept.glance(6), batch.glance(6)[4:])
+    assert torch.equal(kept.view(native(5).at(where[2:])), batch.view(native(5).at(where))[4:])
+    assert torch.equal(kept.view(whole(6).at()), batch.view(whole(6).at())[4:])
 
 
 def test_pixels_of_clips_are_normalised_where_they_are_looked_at() -> None:
@@ -227,18 +216,20 @@ def test_pixels_of_clips_are_normalised_where_they_are_looked_at() -> None:
     clips = torch.full((1, 2, 3, 16, 16), 255, dtype=torch.uint8)
     scene = as_batch(clips, view)
     assert isinstance(scene, ClipBatch)
-    for seen in (scene.glance(8), scene.patch(torch.zeros(1, 2), 8), scene.whole):
+    for seen in (scene.view(whole(8).at()), scene.view(native(8).at(torch.zeros(1, 2))), scene.whole):
         torch.testing.assert_close(seen, torch.full_like(seen, 2.0), rtol=0, atol=1e-5)  # (1 - 0.5) / 0.25
 
 
 def test_clips_of_different_sizes_are_looked_at_together() -> None:
     one, two = noise(2, 3, 16, 16), noise(2, 3, 24, 12, seed=1)
     scene = as_scene([one, two])
-    assert isinstance(scene, MixedClips)
+    assert isinstance(scene, MixedImages)
     assert (scene.count, scene.frames) == (2, 2)
     where = noise(2, 2, seed=2)
-    assert torch.equal(scene.keep(torch.tensor([1])).patch(where[1:], 8), ClipBatch(two[None]).patch(where[1:], 8))
-    assert torch.equal(scene.glance(8), torch.cat([shrink(one, 8), shrink(two, 8)]))
+    assert torch.equal(
+        scene.keep(torch.tensor([1])).view(native(8).at(where[1:])), ClipBatch(two[None]).view(native(8).at(where[1:]))
+    )
+    assert torch.equal(scene.view(whole(8).at()), torch.cat([shrink(one, 8), shrink(two, 8)]))
 
 
 def test_a_scene_says_how_many_frames_its_clips_have() -> None:
@@ -252,6 +243,15 @@ def test_clips_of_another_shape_are_refused() -> None:
     ):
         ClipBatch(noise(2, 3, 16, 16))
     with pytest.raises(
-        BadSetting, match=r"each clip must have the shape \(2, 3, height, width\), but got \(3, 3, 16, 16\)"
+        BadSetting, match=r"the same number of frames, but got shapes \(2, 3, 16, 16\) and \(3, 3, 16, 16\)"
     ):
-        MixedClips((noise(2, 3, 16, 16), noise(3, 3, 16, 16)))
+        MixedImages((noise(2, 3, 16, 16), noise(3, 3, 16, 16)))
+
+
+def test_a_view_of_any_extent_is_its_square_resized() -> None:
+    scene = ImageBatch(noise(2, 3, 40, 60))
+    where = torch.tensor([[0.5, 0.25], [1.0, 0.0]])
+    half = scene.view(View(px=10, extent=0.5).at(where))  # of the shorter side: 20 px
+    assert torch.equal(half, shrink(crop(scene.images, where, 20), 10))
+    assert torch.equal(scene.view(View(px=10, extent=20).at(where)), half)
+    assert torch.equal(scene.view(View(px=20, extent=20).at(where)), crop(scene.images, where, 20))

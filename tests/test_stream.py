@@ -17,6 +17,7 @@ from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
+from glancefocus.region import native, whole
 from glancefocus.scene import JoinedScenes, Scene, as_scene, join_scenes
 from glancefocus.stream import HELD_BATCHES, MergedLooks, in_batches, look_at_stream
 
@@ -33,11 +34,11 @@ class BrightNet:
         self.policy = CentreCornerPolicy(8)
 
     def glance(self, scene: Scene) -> Look:
-        return replace(self.look_with(scene.glance(8)[:, 0, 0, 0].tolist()), scene=scene)
+        return replace(self.look_with(scene.view(whole(8).at())[:, 0, 0, 0].tolist()), scene=scene)
 
     def focus(self, look: Look, aim: Aim) -> Look:
         self.rows_focused.append(look.count)
-        brightness = look.scene.patch(aim.where, 8)[:, 0, 0, 0] + 0.2 * look.number
+        brightness = look.scene.view(native(8).at(aim.where))[:, 0, 0, 0] + 0.2 * look.number
         seen = self.look_with(brightness.tolist(), number=look.number + 1, rows=look.rows.tolist())
         return replace(seen, scene=look.scene, aim=aim)
 
@@ -234,15 +235,15 @@ def test_joining_scenes_copies_no_images_and_keeps_any_order() -> None:
     assert joined.scenes == (one, two, three)
     kept = joined.keep(torch.tensor([5, 0, 1, 0, 4]))
     assert kept.count == 5
-    brightness = kept.patch(torch.zeros(5, 2), 8)[:, 0, 0, 0]
+    brightness = kept.view(native(8).at(torch.zeros(5, 2)))[:, 0, 0, 0]
     assert brightness.tolist() == pytest.approx([0.6, 0.1, 0.2, 0.1, 0.5])
     images = [scene.images.data_ptr() for scene in kept.scenes]  # type: ignore[attr-defined]
     assert images == [part.images.data_ptr() for part in (three, one, three)]  # type: ignore[attr-defined]
-    assert joined.glance(8)[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert joined.view(whole(8).at())[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
 
 
 def test_clips_are_not_joined_with_images() -> None:
-    with pytest.raises(BadSetting, match="must have as many frames each, but these have \\[1, 4\\]"):
+    with pytest.raises(BadSetting, match="must have the same number of frames, but these have \\[1, 4\\]"):
         join_scenes([bright(0.1), as_scene(torch.zeros(1, 4, 3, 8, 8))])
 
 
@@ -261,10 +262,10 @@ def test_bad_limits_are_said_at_once(changes: dict[str, Any], sentence: str, loo
 
 def test_a_deadline_and_merging_do_not_go_together(look_with: LookWith, small_bundle: Callable[..., Bundle]) -> None:
     rule = replace(every_look(2), deadline=Deadline(lambda: 0.0, 0.0, 1.0))
-    with pytest.raises(BadSetting, match="a deadline is for one batch, but merged batches wait for each other"):
+    with pytest.raises(BadSetting, match="a deadline is for one batch, but pooled batches wait for each other"):
         look_at_stream(BrightNet(look_with), [], rule)
     pictures: Sequence[Any] = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    with pytest.raises(BadSetting, match="Leave the deadline out, or do not merge"):
+    with pytest.raises(BadSetting, match="Leave the deadline out, or turn pooling off"):
         small_bundle().predict(pictures, deadline_ms=1000, merge=True)
 
 

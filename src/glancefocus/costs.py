@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.typed import Fields, list_of, number_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, whole_of
 
 MOST_MACS, MOST_LOOKS, MOST_SIZES = 10**18, 64, 64
 _PX = re.compile("[0-9]{1,6}")

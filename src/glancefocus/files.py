@@ -1,12 +1,14 @@
-"""Files and folders that are whole or not there, reading within limits, fingerprints of content, locks, and the cache folder.
+"""Atomic writes, bounded reads, fingerprints of content, locks, and the cache folder, for the whole project.
 
-Every other module that writes, hashes or locks a file does it through this one, and so does every one that reads a foreign file.
+A file or folder written here is complete or absent: it is written under a temporary name (ending in .aside) and then renamed.
+Files that come from outside are read through this module too, so that a pipe, a device or an endless file cannot block the program.
 """
 
 import contextlib
 import ctypes
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -15,18 +17,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h on Linux
 _BLOCK_BYTES = 1 << 20
-_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has none
-_END_BYTES = 8 << 20
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
 
 
 def write_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file aside, flush it to the disk and rename it into place; what was there stays until then.
+    """Write a file under a temporary name, flush it to the disk and rename it; an older file stays in place until then.
 
-    The file aside has a new name that cannot be guessed, and is never opened through a link. Its permissions follow the umask.
+    The temporary name cannot be guessed and is never opened through a link. Permissions follow the umask.
     Raises OSError (or what `write` raises), and then leaves nothing behind.
     """
     aside = _name_aside(file)
@@ -37,7 +38,7 @@ def write_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(aside, file)  # replaces a link itself, not what it points to
+        os.replace(aside, file)  # replaces a link itself, not its target
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)
@@ -45,15 +46,15 @@ def write_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """The same for text in UTF-8."""
+    """Write a text in UTF-8, see write_file."""
     write_file(file, lambda stream: stream.write(text.encode("utf-8")))
 
 
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` once the block is done; when it fails, what was there stays.
+    """Yield a new folder that takes the place of `folder` when the block ends; if the block fails, the old folder stays.
 
-    On Linux old and new are exchanged in one step, so that there is a whole folder at its path at every moment.
+    On Linux the old and the new folder are exchanged in one step, so that a complete folder is at the path at every moment.
     """
     folder = Path(os.path.abspath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,28 +81,33 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_aside(file: Path) -> Iterator[Path]:
-    """A new folder beside a file, for what other libraries write; it goes away with everything in it when the block ends."""
+def replace_files(file: Path) -> Iterator[Path]:
+    """Yield a new folder for a library that writes `file` and perhaps others beside it; they are moved when the block ends.
+
+    `file` itself is moved last, because it names the others. If the block fails, nothing is moved.
+    """
     aside = _name_aside(file)
     aside.mkdir()
     try:
         yield aside
+        for written in sorted(aside.iterdir(), key=lambda path: path.name == file.name):
+            os.replace(written, file.with_name(written.name))
     finally:
         _remove(aside)
 
 
 def remove_unfinished(folder: Path, name: str) -> None:
-    """Remove what a killed process had begun to write beside `name`."""
+    """Remove the temporary files and folders that a killed process left while it was writing `name`."""
     for aside in folder.glob(f".{_escaped(name)}.*.aside"):
         _remove(aside)
 
 
 def open_file(file: str | Path) -> BinaryIO:
-    """A regular file, or a link to one, opened for reading; a pipe, a device or a folder is never waited for or read from.
+    """Open a regular file, or a link to one, for reading; pipes, devices and folders are refused without waiting for them.
 
-    Raises OSError, whose strerror says what the file is instead.
+    Raises OSError, whose strerror says what kind of file it is instead.
     """
-    # Looked at first, as opening alone has effects on some devices; and again once it is open, as it may have been exchanged.
+    # Checked before opening, because opening some devices has effects, and again afterwards: the file may have been replaced.
     _refuse_other_kinds(os.stat(file).st_mode, file)
     descriptor = os.open(file, os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -113,7 +119,7 @@ def open_file(file: str | Path) -> BinaryIO:
 
 
 def read_file(file: Path, most_bytes: int) -> bytes:
-    """The content of a regular file of at most so many bytes. Raises OSError, whose strerror says what is wrong."""
+    """The content of a regular file of at most `most_bytes`. Raises OSError, whose strerror says what is wrong."""
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > most_bytes:
@@ -122,7 +128,7 @@ def read_file(file: Path, most_bytes: int) -> bytes:
 
 
 def read_stream(stream: BinaryIO, most_bytes: int) -> bytes:
-    """Everything in a stream; one that does not end within so many bytes is an OSError."""
+    """Everything in a stream. Raises OSError if it does not end within `most_bytes`."""
     blocks, size = [], 0
     while block := stream.read(_BLOCK_BYTES):
         blocks.append(block)
@@ -146,42 +152,56 @@ def _refuse_other_kinds(mode: int, file: str | Path) -> None:
     raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(file))
 
 
-def fingerprint(file: Path) -> str:
-    """SHA-256 of a file's content, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open_file(file) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+def fingerprint(*parts: Any) -> str:
+    """SHA-256 of all parts, one after the other, as hexadecimal digits.
 
-
-def content_fingerprint(file: Path) -> str:
-    """The fingerprint of a file of up to 16 MiB; of a larger one, SHA-256 of its size and its first and last 8 MiB.
-
-    Tells files of a data set apart in a bounded time each; a change in the middle of a large file is not noticed.
+    A Path stands for the content of its file, a text for its UTF-8 bytes, bytes, arrays and tensors for their own bytes, and
+    anything else (numbers, lists, tables) for its JSON with sorted names.
     """
-    size = os.path.getsize(file)
-    if size <= 2 * _END_BYTES:
-        return fingerprint(file)
-    digest = hashlib.sha256(f"{size}\n".encode())
-    with open(file, "rb") as stream:
-        digest.update(stream.read(_END_BYTES))
-        stream.seek(-_END_BYTES, os.SEEK_END)
-        digest.update(stream.read(_END_BYTES))
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            with open_file(part) as stream:
+                while block := stream.read(_BLOCK_BYTES):
+                    digest.update(block)
+        else:
+            digest.update(_bytes_of(part))
     return digest.hexdigest()
+
+
+def _bytes_of(part: Any) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if isinstance(part, str):
+        return part.encode("utf-8", "surrogateescape")  # a file name need not be UTF-8
+    if hasattr(part, "detach"):  # a tensor, of any type: numpy does not have all of torch's types
+        import torch
+
+        part = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if hasattr(part, "tobytes"):
+        content: bytes = part.tobytes()
+        return content
+    return json.dumps(part, sort_keys=True).encode()
+
+
+Cache = Path | Literal["default"] | None
+"""Where something may be kept: a folder, the program's cache folder, or (None) nowhere."""
 
 
 def cache_path() -> Path:
-    """Where data made by the program is kept: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus. It need not exist.
+    """The path of the program's cache folder, which need not exist: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus.
 
-    Raises RuntimeError where there is no home folder.
+    Raises RuntimeError if there is no home folder.
     """
     chosen = os.environ.get("GLANCEFOCUS_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
 
 
-def cache_folder() -> Path:
-    """The folder at cache_path, private to the user. Raises OSError where it cannot be made."""
+def cache_folder(cache: Path | Literal["default"] = "default") -> Path:
+    """The folder to keep things in, created if needed; the program's own is private to the user. Raises OSError."""
+    if cache != "default":
+        cache.mkdir(parents=True, exist_ok=True)
+        return cache
     folder = cache_path()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +213,7 @@ def cache_folder() -> Path:
 
 
 class Locked(Exception):
-    """Another process holds the lock; `holder` is its process number, or None where the file does not say."""
+    """Another process holds the lock; `holder` is its process id, or None if the lock file does not contain one."""
 
     def __init__(self, file: Path, holder: int | None) -> None:
         super().__init__(f"{file} is locked by process {holder}")
@@ -202,12 +222,12 @@ class Locked(Exception):
 
 @contextmanager
 def lock(file: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a lock file while the block runs; the lock ends with the process, however that ends.
+    """Hold a lock file while the block runs; the system releases the lock if the process is killed.
 
-    wait  for another holder; otherwise raises Locked
-    Raises OSError where the file cannot be opened, or is a link.
+    wait  True: wait until another process releases it; False: raise Locked
+    Raises OSError if the file cannot be opened or is a link.
     """
-    if sys.platform == "win32":  # no flock there
+    if sys.platform == "win32":  # has no flock
         yield
         return
     import fcntl
@@ -219,8 +239,8 @@ def lock(file: Path, *, wait: bool) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            said = os.pread(descriptor, 32, 0).strip()
-            raise Locked(file, int(said) if said.isdigit() else None) from None
+            holder = os.pread(descriptor, 32, 0).strip()
+            raise Locked(file, int(holder) if holder.isdigit() else None) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
@@ -237,7 +257,7 @@ def _escaped(name: str) -> str:
 
 
 def _remove(path: Path) -> None:
-    """A file, a link, or a folder with everything in it; links in it are not followed."""
+    """Remove a file, a link, or a folder with its content; links inside are not followed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -246,7 +266,7 @@ def _remove(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders in one step; False where the system cannot."""
+    """Exchange the names of two files or folders in one step; False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,21 +1,33 @@
-"""How much memory this process can still get, and how to make it keep what it freed.
+"""How much memory this process can still get, and how to stay within it: refusing large pictures, limiting batches, malloc.
 
-glibc hands large blocks back to the kernel as soon as they are freed, and the kernel clears every page of them anew at the next
-step. For training on a CPU that can be close to half of the time. Other C libraries and other systems are left as they are.
+glibc returns large blocks to the kernel as soon as they are freed, and the kernel clears every page again at the next allocation.
+For training on a CPU that can be close to half of the time, so `keep_freed_memory` turns it off.
 """
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # names of malloc.h
+from glancefocus.errors import BadImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX of malloc.h
+UNCHECKED_BYTES = 64 << 20
+"""A smaller need for memory is not checked."""
+MOST_BATCH_BYTES = 512 << 20
+"""Limit for the images of one batch; they are copied once when they are stacked into one tensor."""
+
+Item = TypeVar("Item")
 
 
 def keep_freed_memory(top_pad_bytes: int = 64 << 20) -> bool:
-    """Ask the allocator not to return freed memory to the system; True where that was possible."""
+    """Configure malloc to keep freed memory in this process; True if that was possible."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -28,25 +40,73 @@ def keep_freed_memory(top_pad_bytes: int = 64 << 20) -> bool:
 
 
 def available_bytes() -> int:
-    """Memory that this process can still get without swapping: what the machine has available, or less where a container
+    """Memory that this process can still get without swapping: what the machine has available, or less if a container
     (cgroup) or `ulimit -v` allows less."""
     free: int = psutil.virtual_memory().available
     return max(0, min(free, *_allowed_by_cgroups(), *_allowed_by_ulimit()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's own, torch's on a CPU, or that of a GPU."""
-    said = str(error)
+    """Whether an error means that memory ran out: Python's own, torch's on a CPU, or that of a GPU."""
+    message = str(error)
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in said
-        or "not enough memory" in said
+        or "can't allocate memory" in message
+        or "not enough memory" in message
     )
 
 
+def check_memory(needed_bytes: int, name: str) -> None:
+    """Refuse a picture that would not fit into the available memory."""
+    if needed_bytes <= UNCHECKED_BYTES:
+        return
+    available = available_bytes()
+    if needed_bytes > available:
+        raise BadImage(
+            f"{name} needs about {in_words(needed_bytes)} of memory, but {in_words(available)} are available. "
+            "Make the picture smaller, or free memory."
+        )
+
+
+def batch_bytes() -> int:
+    """How much memory the images of one batch may take."""
+    return min(MOST_BATCH_BYTES, available_bytes() // 4)
+
+
+def in_small_batches(
+    items: Iterator[Item], size_of: Callable[[Item], int], most_items: int, most_bytes: int
+) -> Iterator[list[Item]]:
+    """Batches of `most_items` items, or fewer if these would take more than `most_bytes`; a larger item is a batch of its own."""
+    batch: list[Item] = []
+    taken = 0
+    for item in items:
+        size = size_of(item)
+        if batch and taken + size > most_bytes:
+            yield batch
+            batch, taken = [], 0
+        batch.append(item)
+        del item
+        taken += size
+        if len(batch) == most_items or taken >= most_bytes:  # before the next one is read
+            yield batch
+            batch, taken = [], 0
+    if batch:
+        yield batch
+
+
+def bytes_of(image: "Tensor") -> int:
+    """The memory that an image takes."""
+    return image.nbytes
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for people: "1.6 GB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
 def _allowed_by_cgroups(root: Path = Path("/")) -> Iterator[int]:
-    """What is left of the limit of every cgroup that this process is in, its parents included."""
+    """What is left of the limit of every cgroup that this process is in, parents included."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -60,7 +120,7 @@ def _allowed_by_cgroups(root: Path = Path("/")) -> Iterator[int]:
             reclaimable = "total_inactive_file"
         else:
             continue
-        # Inside a container the path may be the host's, of which only the mount itself can be seen.
+        # Inside a container the path may be the host's, of which only the mount itself is visible.
         own = Path(inside.lstrip("/"))
         for folder in (root / mount / part for part in (own, *own.parents)):
             try:
@@ -68,7 +128,7 @@ def _allowed_by_cgroups(root: Path = Path("/")) -> Iterator[int]:
                 stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
             except (OSError, ValueError):  # no such folder; or the limit is the word "max"
                 continue
-            yield most - used + int(stat.get(reclaimable, 0))  # caches of files are given back when they are in the way
+            yield most - used + int(stat.get(reclaimable, 0))  # file caches are freed when memory is needed
 
 
 def _allowed_by_ulimit() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""A Look: what one look saw, and everything that the next look needs. Nothing else remembers anything between looks."""
+"""A Look: what one look saw, and everything that the next look needs. No state is kept anywhere else between looks."""
 
 import functools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Aim:
     where     (B, 2) in [0, 1] as (y, x)
     patch_px  the side of the patch, one for all rows or (B,) int64
     memory    (B, units) the policy's memory after aiming; None where the policy has none
-    mean      (B, 2) where the policy would aim without exploring; None where it has no opinion
+    mean      (B, 2) where the policy would aim without exploring; None for policies that are not learnt
     value     (B,) what the critic expects of looking on; None where there is no critic
     log_prob  (B,) of `where`, where it was drawn from a distribution
     """
@@ -63,21 +63,22 @@ class Look:
     scene          what is being looked at, these rows only
     rows           (B,) int64 position of each row in the batch that the glance saw
     logits         (B, classes) the answer after this look
-    vector         (B, features) what the encoder made of this look, pooled
-    map            (B, channels, S, S) the same, not pooled; a row seen at a smaller size fills the upper left part only. Of a clip
+    vector         (B, features) the encoder's pooled features of this look; None where the runner does not give them (only the
+                   network's own modules do, for training)
+    map            (B, channels, S, S) the same, not pooled; a row seen at a smaller size fills the upper left part only. For clips
                    (B, frames x channels, S, S)
     px             side of what this look saw, one for all rows or (B,) int64
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance
     aim            where this look was aimed; None for the glance
-    known_best     `best`, where whoever made the logits has worked it out already
+    known_best     `best`, where the runner has computed it already
     """
 
     number: int
     scene: Scene
     rows: Tensor
     logits: Tensor
-    vector: Tensor
+    vector: Tensor | None
     map: Tensor
     px: int | Tensor
     memory: Tensor
@@ -102,18 +103,24 @@ class Look:
         """(B,) the largest softmax probability."""
         return self.best[0]
 
+    @property
+    def features(self) -> Tensor:
+        """`vector`, where it must be there: for looks of the network's own modules."""
+        assert self.vector is not None, "only the network's own modules give the vector of a look"
+        return self.vector
+
     def keep(self, mask: Tensor) -> "Look":
-        """The same look at the rows where mask (B,) is true; what is left out is not copied along."""
+        """The same look at the rows where mask (B,) is true; the others are not copied."""
         return self if bool(mask.all()) else self.at(mask.nonzero(as_tuple=True)[0])
 
     def at(self, rows: Tensor) -> "Look":
-        """The same look at these rows, (K,) int64, in this order; one may be named several times."""
+        """The same look at these rows, (K,) int64, in this order; a row may be repeated."""
         return replace(
             self,
             scene=self.scene.keep(rows),
             rows=self.rows[rows],
             logits=self.logits[rows],
-            vector=self.vector[rows],
+            vector=_rows(self.vector, rows),
             map=self.map[rows],
             px=_rows(self.px, rows),
             memory=self.memory[rows],
@@ -141,13 +148,13 @@ class Look:
 
 
 def rows_by_size(px: Tensor) -> list[tuple[int, Tensor]]:
-    """(size, rows) for every patch size in a batch, so that each is computed in one go; px (B,) int64."""
+    """(size, rows) for every patch size in a batch, so that each size is computed as one batch; px (B,) int64."""
     sizes = sorted(set(px.tolist()))
     return [(size, (px == size).nonzero(as_tuple=True)[0]) for size in sizes]
 
 
 def join_px(sizes: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
-    """One size where all are alike, else (B,) int64 that of every row; sizes are given as (size or (B,) sizes, rows)."""
+    """One size where all are the same, else (B,) int64 the size of every row; sizes are given as (size or (B,) sizes, rows)."""
     first = sizes[0][0]
     if all(isinstance(px, int) and px == first for px, _ in sizes):
         return first
@@ -156,7 +163,7 @@ def join_px(sizes: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
 
 
 def padded_alike(maps: Sequence[Tensor]) -> list[Tensor]:
-    """Maps of different sides with zeros to the right and below, so that all are as large as the largest."""
+    """Maps of different sides, padded with zeros to the right and below to the largest."""
     side = max(map_.shape[-1] for map_ in maps)
     short = [side - map_.shape[-1] for map_ in maps]
     return [F.pad(map_, (0, less, 0, less)) if less else map_ for map_, less in zip(maps, short, strict=True)]

@@ -1,4 +1,4 @@
-"""THE loop. Training, evaluation, serving and video all run it; they differ in who aims, when to stop and who takes notes."""
+"""The loop. Training, evaluation, video and serving all run it; they differ in the policy, the exit rule and the recorder."""
 
 from typing import Protocol
 
@@ -11,42 +11,33 @@ from glancefocus.scene import Scene
 
 
 class Policy(Protocol):
-    """Who aims."""
+    """Chooses where to look next."""
 
     def aim(self, look: Look) -> Aim: ...
 
 
 class SizedPolicy(Protocol):
-    """Who aims patches of the sizes that it is told."""
+    """The same, with patches of given sizes."""
 
     def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim: ...
 
 
 class LookingNetwork(Protocol):
-    """What looks: the first look at a scene, and the next look where it was aimed."""
+    """The first look at a scene, and the next look where it was aimed."""
 
     def glance(self, scene: Scene) -> Look: ...
 
     def focus(self, look: Look, aim: Aim) -> Look: ...
 
 
-class LooksAtOnce(Protocol):
-    """`look_at_once` of a network that can take all looks at some scenes in one go, without coming back in between.
-
-    It gives what run_looks would with the network's own policy; None: not for this scene, or not by this rule.
-    """
-
-    def __call__(self, scene: Scene, exit_rule: ExitRule) -> Outcome | None: ...
-
-
 class Recorder(Protocol):
-    """Who takes notes."""
+    """Notes what each look gave."""
 
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None: ...
 
 
 class KnownGlance:
-    """A network that need not glance: the first look is known already."""
+    """A network whose first look is known already."""
 
     def __init__(self, net: LookingNetwork, look: Look) -> None:
         self.net = net
@@ -60,7 +51,7 @@ class KnownGlance:
 
 
 class ChosenSizes:
-    """A policy whose patches have the sizes that a rule chooses."""
+    """A policy with patches of the sizes that an exit rule chooses."""
 
     def __init__(self, policy: SizedPolicy, rule: SizeRule) -> None:
         self.policy = policy
@@ -71,19 +62,19 @@ class ChosenSizes:
 
 
 def run_looks(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
-    """Look, let the rows go that are above their threshold, look closer at the rest; until none is left."""
+    """Look, release the rows that are above their threshold, look closer at the others, until no row is left."""
     look = exit_rule.calibrated(net.glance(scene))
-    while (staying := let_go(look, exit_rule, policy, recorder)) is not None:
+    while (staying := release(look, exit_rule, policy, recorder)) is not None:
         look = look_closer(net, *staying, exit_rule, policy)
 
 
-def let_go(look: Look, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> tuple[Look, Aim | None] | None:
-    """One half of the loop: the rows that stay, and their next aim where it is known already; None where nobody stays."""
+def release(look: Look, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> tuple[Look, Aim | None] | None:
+    """One half of the loop: the rows that stay, with their next aim if it is known already; None if no row stays."""
     aim = policy.aim(look) if exit_rule.needs_aim(look) else None
     sure = exit_rule.sure(look, aim)
     leaving = exit_rule.leaves(look, sure)
     recorder.record(look, leaving, sure)
-    left = leaving.tolist()  # Python counts a few rows in a fraction of the time that torch takes
+    left = leaving.tolist()  # for a few rows plain Python is several times faster than torch
     if all(left):
         return None
     if not any(left):
@@ -106,13 +97,8 @@ def policy_for(net: LookingNetwork, exit_rule: ExitRule) -> Policy:
 def look_until_sure(net: LookingNetwork, scene: Scene, exit_rule: ExitRule, policy: Policy | None = None) -> Outcome:
     """The outcome of a scene. Rows above their threshold leave the batch and stop costing anything.
 
-    A runtime may know how to go through the same loop by itself, see LooksAtOnce.
-
-    policy  who aims; None: see policy_for
+    policy  chooses where to look; None: see policy_for
     """
-    at_once: LooksAtOnce | None = getattr(net, "look_at_once", None)
-    if policy is None and at_once is not None and (outcome := at_once(scene, exit_rule)) is not None:
-        return outcome
     recorder = OutcomeRecorder(exit_rule.looks)
     run_looks(net, scene, exit_rule, policy_for(net, exit_rule) if policy is None else policy, recorder)
     return recorder.finish(aims_first=exit_rule.score.needs_aim)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.ranges import (
+from glancefocus.values import (
     ANY_NUMBER,
     Classes,
     Colour,

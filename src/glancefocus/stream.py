@@ -1,6 +1,6 @@
 """Streams of small batches whose undecided rows are pooled: rows that leave make room for others, and focus batches stay full.
 
-The loop is the one of adaptive.py. Between its halves the rows that stay may wait for those of other batches at the same look.
+The loop is that of loop.py. Between its halves, rows that stay may wait for rows of other batches at the same look.
 """
 
 import math
@@ -15,14 +15,14 @@ from torch import Tensor
 from glancefocus.errors import BadSetting
 from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Aim, Look
-from glancefocus.loop import LookingNetwork, Policy, let_go, look_closer, policy_for
+from glancefocus.loop import LookingNetwork, Policy, look_closer, policy_for, release
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.ranges import BatchSize, WaitingMs, checked
 from glancefocus.scene import Scene
+from glancefocus.values import BatchSize, WaitingMs, checked
 
 FULL_BATCH = 32
 HELD_BATCHES = 8
-"""A scene is held in memory until the last of its rows has left. Rows wait until so many full batches have come after them."""
+"""Rows wait until this number of full batches has come after them. A scene is held in memory until its last row has left."""
 
 
 def look_at_stream(
@@ -37,10 +37,10 @@ def look_at_stream(
 ) -> Iterator[Outcome]:
     """The outcome of every scene, in their order; the same as look_until_sure gives for each alone (but for a random score).
 
-    scenes      None among them: nothing has come. A source that has to wait says so now and then, for limits to be obeyed.
-    full_batch  rows that look closer together, where there are so many
-    wait_ms     nobody waits for others any more once this long has passed since the scene came; None: the stream has time
-    policy      who aims; None: see adaptive.policy_for
+    scenes      None among them: nothing has arrived. A live source yields None now and then, so that wait_ms is kept
+    full_batch  rows that are computed together, where that many are waiting
+    wait_ms     longest time that a row waits for rows of other batches; None: no limit
+    policy      chooses where to look; None: see loop.policy_for
     clock       seconds, counting up
     """
     merged = MergedLooks(net, exit_rule, full_batch=full_batch, wait_ms=wait_ms, policy=policy, clock=clock)
@@ -53,12 +53,12 @@ def _outcomes(merged: "MergedLooks", scenes: Iterable[Scene | None]) -> Iterator
             merged.add(scene)
         merged.look_on()
         yield from merged.finished()
-    merged.look_on(everybody=True)
+    merged.look_on(all_rows=True)
     yield from merged.finished()
 
 
 class MergedLooks:
-    """Scenes that are being looked at together: add them, let them look on, and take what is finished."""
+    """Scenes that are looked at together: `add` one, `look_on`, then take those that are `finished`."""
 
     def __init__(
         self,
@@ -95,31 +95,31 @@ class MergedLooks:
         self._counts.append(look.count)
         self._settle(look, came, first_row)
 
-    def look_on(self, *, everybody: bool = False) -> None:
-        """The next looks of all that need not wait any longer."""
-        while (number := self._due(everybody)) is not None:
+    def look_on(self, *, all_rows: bool = False) -> None:
+        """The next looks of the rows that need not wait any longer, or of all rows."""
+        while (number := self._due(all_rows)) is not None:
             waiting = self._waiting.pop(number)
             look, aim = waiting.joined()
             look = look_closer(self.net, look, aim, self.exit_rule, self.policy)
             self._settle(look, waiting.since, waiting.first_row)
 
     def finished(self) -> Iterator[Outcome]:
-        """The outcomes of the scenes at the front that nobody is left of."""
+        """The outcomes of the first scenes, in order, whose rows have all left."""
         while self._counts and self._recorder.finished(self._counts[0]):
             yield self._recorder.take(self._counts.popleft(), aims_first=self.exit_rule.score.needs_aim)
 
     def _settle(self, look: Look, since: float, first_row: float) -> None:
-        staying = let_go(look, self.exit_rule, self.policy, self._recorder)
+        staying = release(look, self.exit_rule, self.policy, self._recorder)
         if staying is not None:
             self._waiting.setdefault(look.number, _Waiting()).add(*staying, since, first_row)
 
-    def _due(self, everybody: bool) -> int | None:
-        """The look whose rows are next: of full batches the furthest, else of late ones the one that others can still join."""
+    def _due(self, all_rows: bool) -> int | None:
+        """The look whose rows are next: the latest look with a full batch, else the earliest one with late rows, which fills up."""
         full = [number for number, waiting in self._waiting.items() if waiting.rows >= self.full_batch]
         if full:
             return max(full)
         latest, held = self.clock() - self.wait_s, self._rows - HELD_BATCHES * self.full_batch
-        late = (n for n, w in self._waiting.items() if everybody or w.since <= latest or w.first_row < held)
+        late = (n for n, w in self._waiting.items() if all_rows or w.since <= latest or w.first_row < held)
         return min(late, default=None)
 
 
@@ -150,15 +150,15 @@ class _Waiting:
 
 
 def refuse_deadline(deadline: object | None) -> None:
-    """Merged batches cannot keep one."""
+    """Pooled batches cannot keep a deadline."""
     if deadline is not None:
         raise BadSetting(
-            "a deadline is for one batch, but merged batches wait for each other. Leave the deadline out, or do not merge."
+            "a deadline is for one batch, but pooled batches wait for each other. Leave the deadline out, or turn pooling off."
         )
 
 
 def in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
-    """Batches of so many images out of a stream. After None, which says that nothing has come, those that are there are a batch."""
+    """Batches of this size from a stream of images. None in the stream (nothing has arrived) ends a batch early."""
     batch_size = checked(BatchSize, batch_size, "batch_size")
     return _in_batches(images, batch_size)
 
@@ -177,5 +177,5 @@ def _in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[li
 
 @torch.inference_mode()
 def without_gradients(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """The same, worked out in inference mode; whoever takes them is not in it."""
+    """The same, computed in inference mode; the caller is not in it."""
     yield from outcomes

@@ -27,6 +27,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
+from glancefocus.region import native, whole
 from glancefocus.runtime.choose import RuntimeOptions, open_runtime
 from glancefocus.scene import as_scene
 
@@ -108,7 +109,7 @@ def test_light_weights_are_for_backbone_and_glancefocus_alike(
     bundle = small_bundle()
     subject = forced_subject(bundle.net, bundle.costs, [0.5, 0.25, 0.25], 20, torch.Generator().manual_seed(0))
     subject = replace(subject, accuracy=0.5, backbone_accuracy=0.5)
-    light = bench(subject, Case("eager", 10, 1, light_weights=True), rounds=1, warm_up=0)
+    light = bench(subject, Case("onnx", 10, 1, light_weights=True), rounds=1, warm_up=0)
     assert light.light_weights
     assert light.accuracy is light.backbone_accuracy is None  # known of float weights only
     (case,) = usual_cases(["plain"], [10], 1, torch.device("cpu"), light_weights=True)  # which has none
@@ -157,9 +158,12 @@ def test_a_timed_scene_shows_what_the_scene_shows() -> None:
     scene = as_scene(torch.rand(3, 4, 3, 16, 16))
     timed = TimedScene(scene, watch)
     assert (timed.count, timed.frames) == (3, 4)
-    assert torch.equal(timed.glance(8), scene.glance(8))
+    assert torch.equal(timed.view(whole(8).at()), scene.view(whole(8).at()))
     rows = torch.tensor([2, 0])
-    assert torch.equal(timed.keep(rows).patch(torch.rand(2, 2) * 0, 8), scene.keep(rows).patch(torch.zeros(2, 2), 8))
+    assert torch.equal(
+        timed.keep(rows).view(native(8).at(torch.rand(2, 2) * 0)),
+        scene.keep(rows).view(native(8).at(torch.zeros(2, 2))),
+    )
     assert set(watch.seconds) == {"resize", "crop"}
 
 

@@ -365,7 +365,7 @@ def test_large_images_are_answered_as_small_ones_are(small_bundle: MakeBundle, m
         found = bundle.predict(pictures, merge=merge)
         torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
         torch.testing.assert_close(found.where, expected.where, rtol=0, atol=1e-5)
-    monkeypatch.setattr("glancefocus.scene.FLOATS_AT_ONCE", 5000)  # one channel after the other
+    monkeypatch.setattr("glancefocus.region.FLOATS_PER_CALL", 5000)  # one channel after the other
     torch.testing.assert_close(bundle.predict(pictures).logits, expected.logits, rtol=0, atol=1e-5)
 
 
@@ -379,7 +379,7 @@ def test_batches_of_large_images_are_smaller(small_bundle: MakeBundle, monkeypat
         return predict(self, images, *more)
 
     monkeypatch.setattr(Bundle, "predict_images", noted)
-    monkeypatch.setattr("glancefocus.data.image_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
+    monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
     outcome = bundle.predict([pixels(64, 64), pixels(200, 200), *[pixels(64, 64, seed=n) for n in range(3)]])
     assert batches == [1, 1, 2, 1]
     assert len(outcome) == 5

@@ -206,7 +206,7 @@ def test_predict_merges_batches_without_changing_an_answer(
 def test_predict_does_not_merge_batches_that_have_a_deadline(gf: Run, bundle_folder: Path, pictures: Path) -> None:
     told = gf("predict", bundle_folder, pictures, "--merge-batches", "--deadline-ms", 1000)
     assert told.code == 2
-    assert told.err.startswith("gf: a deadline is for one batch, but merged batches wait for each other.")
+    assert told.err.startswith("gf: a deadline is for one batch, but pooled batches wait for each other.")
     assert gf("predict", bundle_folder, pictures, "--batch-size", 1, "--deadline-ms", 1000).code == 0
 
 

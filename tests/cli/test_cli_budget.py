@@ -143,12 +143,12 @@ def test_milliseconds_are_those_of_the_runtime_that_is_named(gf: Run, bundle: Pa
     assert latency["runtime"] == "eager"
     assert "no milliseconds were measured" in gf("predict", bundle, pets, "--budget-ms", 1e6, code=2)
     assert {a["looks"] for a in gf("predict", bundle, pets / "val", "--budget-ms", 1e6, *eager, "--json")} == {3}
-    found_light = gf("budget", bundle, pets, "--ms", 1e6, *eager, "--light-weights", "--json")
-    assert [latency["runtime"] for latency in told(bundle)["latencies"]] == ["eager", "eager, light weights"]
-    assert found_light["runtime"] == "eager, light weights"
+    found_light = gf("budget", bundle, pets, "--ms", 1e6, "--runtime", "onnx", "--light-weights", "--json")
+    assert [latency["runtime"] for latency in told(bundle)["latencies"]] == ["eager", "onnx, light weights"]
+    assert found_light["runtime"] == "onnx, light weights"
     found = gf("evaluate", bundle, pets, "--split", "val", *eager, "--json")
     assert found["device"].endswith("batch 1, eager")
-    assert "Name it, too: onnx or eager" in gf("predict", bundle, pets, "--light-weights", code=2)
+    assert "light weights are for ONNX Runtime" in gf("predict", bundle, pets, "--light-weights", code=2)
 
 
 def test_thresholds_can_be_shown_without_being_stored(gf: Run, bundle: Path, pets: Path, macs: list[int]) -> None:

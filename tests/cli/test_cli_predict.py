@@ -198,7 +198,7 @@ def test_large_pictures_are_pooled_in_stretches_that_fit(
     for number in range(12):
         Image.new("RGB", (64, 64), (number, 0, 0)).save(tmp_path / f"{number:02}.png")
     monkeypatch.setattr(Bundle, "predict_batches", noted)
-    monkeypatch.setattr("glancefocus.data.image_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)
+    monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)
     words = ("--batch-size", 4, "--merge-batches", "--thresholds", "0.35,0.35", "--jsonl")
     code, out, _ = gf("predict", bundle_folder, tmp_path, *words)
     assert code == 0

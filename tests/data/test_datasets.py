@@ -237,7 +237,7 @@ def test_class_names_that_no_bundle_can_hold_are_refused_when_data_is_opened(tmp
         open_data(DataSettings(source=str(tmp_path / "photos")), ViewSettings())
     (tmp_path / "list.csv").write_text("".join(f"{n}.png,{label}\n" for n, label in enumerate(("cat", "x" * 1001) * 2)))
     with pytest.raises(
-        BadData, match="a class name is a text of 1,001 characters. At most 1,000 can be meant. Rename the class"
+        BadData, match="a class name is a text of 1,001 characters; at most 1,000 are allowed. Rename the class"
     ):
         open_data(DataSettings(source=str(tmp_path / "list.csv")), ViewSettings())
 

@@ -8,7 +8,7 @@ import torch
 
 from glancefocus.data.worlds.gestures import CLASSES, GesturesSettings, _place_discs, draw_clip, make_gestures, motion
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.scene import shrink
+from glancefocus.region import shrink
 
 SMALL = GesturesSettings(frames=4, height=64, width=64, distractors_max=1)
 

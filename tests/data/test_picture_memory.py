@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 
-from glancefocus.data.image_memory import bands, check_memory, in_small_batches
-from glancefocus.data.images import pixels_of, read_picture
+from glancefocus.data.images import bands, pixels_of, read_picture
 from glancefocus.errors import BadImage
+from glancefocus.free_memory import check_memory, in_small_batches
 
 MB = 1_000_000
 
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glancefocus.data.image_memory.available_bytes", lambda: 1500 * MB)
+    monkeypatch.setattr("glancefocus.free_memory.available_bytes", lambda: 1500 * MB)
 
 
 def test_what_would_not_fit_is_refused_with_what_to_do(little_memory: None) -> None:
@@ -58,7 +58,7 @@ def test_a_full_batch_is_given_before_the_next_item_is_read() -> None:
 
 @pytest.mark.parametrize(("size", "count"), [((3, 3), 3), ((4, 6), 6), ((7, 2), 4), ((1, 9), 3), ((2, 2), 1)])
 def test_bands_cover_every_pixel_once(size: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glancefocus.data.image_memory.PIXELS_PER_BAND", 4)
+    monkeypatch.setattr("glancefocus.data.images.PIXELS_PER_BAND", 4)
     width, height = size
     covered = [
         (x, y) for left, top, right, bottom in bands(size) for y in range(top, bottom) for x in range(left, right)
@@ -77,7 +77,7 @@ def test_pictures_in_bands_have_the_same_pixels(mode: str, monkeypatch: pytest.M
     stream = io.BytesIO()
     picture.save(stream, format="TIFF", **({"transparency": 3} if mode == "P" else {}))
     whole = read_picture(stream.getvalue())
-    monkeypatch.setattr("glancefocus.data.image_memory.PIXELS_PER_BAND", 40)
+    monkeypatch.setattr("glancefocus.data.images.PIXELS_PER_BAND", 40)
     parts = read_picture(stream.getvalue())
     assert parts.tobytes() == whole.tobytes()
     assert pixels_of(parts).permute(1, 2, 0).numpy().tobytes() == whole.tobytes()

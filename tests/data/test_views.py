@@ -180,7 +180,7 @@ def test_a_large_picture_seen_whole_stays_bytes(monkeypatch: pytest.MonkeyPatch)
 def test_a_picture_that_would_take_too_much_memory_is_refused_before_it_is_resized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("glancefocus.data.image_memory.available_bytes", lambda: 200_000_000)
+    monkeypatch.setattr("glancefocus.free_memory.available_bytes", lambda: 200_000_000)
     # 96 x 1,000,000 px of 12 bytes.
     with pytest.raises(BadImage, match=r"1000000x96 px needs about 1.2 GB of memory, but 200 MB are available. Make"):
         view_picture(Image.new("RGB", (1_000_000, 1)), ViewSettings("whole"), least_px=96)

@@ -25,7 +25,8 @@ from glancefocus.evaluation.rivals import (
 )
 from glancefocus.network.macs import count_backbone, count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.scene import as_batch, resized
+from glancefocus.region import resized
+from glancefocus.scene import as_batch
 
 MakeNet = Callable[..., GlanceFocus]
 MakeBundle = Callable[..., Bundle]

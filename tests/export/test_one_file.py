@@ -17,7 +17,7 @@ from glancefocus.export import one_file
 from glancefocus.export.compare import viewed
 from glancefocus.export.one_file import fits_one_file, shrinking, write_one_file
 from glancefocus.export.samples import Sample, made_up
-from glancefocus.scene import resized
+from glancefocus.region import resized
 from glancefocus.settings import GlanceResize
 
 Described = Callable[[Path], dict[str, Any]]

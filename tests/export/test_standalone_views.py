@@ -13,7 +13,7 @@ from glancefocus.data.images import as_rgb as as_rgb_of_ours
 from glancefocus.data.splits import as_pixels
 from glancefocus.data.views import view_picture
 from glancefocus.export.standalone import views
-from glancefocus.scene import shrink
+from glancefocus.region import shrink
 from glancefocus.settings import ViewSettings, to_plain
 
 

@@ -15,8 +15,7 @@ from glancefocus.bench.latency import measure_latency
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.runtime import int8 as few_places
-from glancefocus.runtime import int8 as light_graphs
+from glancefocus.runtime import int8
 
 Run = Callable[..., str]
 
@@ -37,9 +36,7 @@ def shared_cache(graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bundle_predicts_the_same_in_every_runtime(folder: Path, runtime: str) -> None:
     images = torch.rand(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     own, other = gf.load(folder, device="cpu"), gf.load(folder, device="cpu", runtime=runtime)
-    assert (own.looking, own.runtime) == (own.net, None)
-    assert other.looking is not other.net
-    assert other.runtime == runtime
+    assert (own.runtime, other.runtime) == (None, runtime)
     expected, found = own.predict(images), other.predict(images)
     assert found.label == expected.label
     assert torch.equal(found.looks, expected.looks)
@@ -50,21 +47,20 @@ def test_a_bundle_predicts_the_same_in_every_runtime(folder: Path, runtime: str)
 def test_graphs_say_the_best_answer_themselves(folder: Path, runtime: str) -> None:
     images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     bundle = gf.load(folder, device="cpu", runtime=runtime)
-    look = bundle.looking.glance(images)
+    look = bundle.net.glance(images)
     for _ in range(2):
         confidence, answer = look.logits.softmax(dim=1).max(dim=1)
         assert look.known_best is not None
         torch.testing.assert_close(look.known_best[0], confidence)
         assert torch.equal(look.known_best[1], answer)
-        look = bundle.looking.focus(look, bundle.looking.policy.aim(look))
+        look = bundle.net.focus(look, bundle.net.policy.aim(look))
 
 
 @pytest.fixture
 def all_weights_are_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that those of a small network are light, too; their graphs must not be found by others."""
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    for module in (few_places, light_graphs):
-        monkeypatch.setattr(module, "HEAVY", 1)
+    monkeypatch.setattr(int8, "HEAVY", 1)
 
 
 @pytest.mark.usefixtures("all_weights_are_heavy")
@@ -82,9 +78,9 @@ def test_light_weights_are_another_runtime_and_another_network(folder: Path) -> 
 
 
 def test_light_weights_are_refused_where_nobody_reads_them(folder: Path) -> None:
-    with pytest.raises(BadSetting, match="Name it, too: onnx or eager"):
+    with pytest.raises(BadSetting, match="light weights are for ONNX Runtime. Name it, too"):
         gf.load(folder, light_weights=True)
-    with pytest.raises(BadSetting, match="light_weights is for the runtime eager or onnx, not for 'openvino'"):
+    with pytest.raises(BadSetting, match="light_weights is for the runtime onnx, not for 'openvino'"):
         gf.load(folder, device="cpu", runtime="openvino", light_weights=True)
 
 
@@ -97,7 +93,7 @@ def test_milliseconds_are_those_of_the_runtime(folder: Path) -> None:
     assert bundle.latency_here() is bundle.latencies[1]
     assert [latency.runtime for latency in bundle.latencies] == [None, "eager"]
     assert type(own).from_plain(json.loads(json.dumps(bundle.latencies[1].to_plain()))) == bundle.latencies[1]
-    assert replace(bundle).looking is bundle.net  # a copy begins with the network itself
+    assert replace(bundle).runtime == bundle.runtime
 
 
 def test_a_runtime_stays_on_its_device(folder: Path) -> None:
@@ -115,7 +111,7 @@ def test_a_misspelt_runtime_is_told_before_anything_is_read(tmp_path: Path) -> N
 
 
 def test_clips_of_another_length_are_refused_by_every_runtime(folder: Path) -> None:
-    looking = gf.load(folder, device="cpu", runtime="eager").looking
+    looking = gf.load(folder, device="cpu", runtime="eager").net
     with pytest.raises(BadSetting, match="this network looks at images, but got clips of 2 frames"):
         looking.glance(torch.zeros(1, 2, 3, 64, 64))
 

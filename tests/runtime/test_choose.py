@@ -21,7 +21,6 @@ from glancefocus.runtime import choose, graphs
 from glancefocus.runtime.auto import CHOICES_FILE, made_up_images
 from glancefocus.runtime.choose import RuntimeOptions, installed, open_backbone, open_runtime
 from glancefocus.runtime.graphs import graphs_of
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_scene
 
 CPU = torch.device("cpu")
@@ -73,22 +72,21 @@ def test_the_plain_backbone_runs_in_every_runtime_too(
     torch.testing.assert_close(answer(images[:1]), expected[:1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("runtime", ["eager", "onnx"])
 def test_light_weights_leave_the_answers_nearly_as_they_were(
-    small_net: Callable[..., GlanceFocus], tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+    small_net: Callable[..., GlanceFocus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights keep 7 bits and, in ONNX Runtime, so do inputs: each of the few products in a row may be off by about 1/127."""
+    """Weights keep 7 bits, and so do inputs: each of the few products in a row may be off by about 1/127."""
     monkeypatch.setattr("glancefocus.runtime.int8.HEAVY", 0)  # heads of small networks are not worth it
     net = small_net()
     images = made_up_images(net.settings, 4, CPU)
-    light = open_runtime(net, runtime, cache=tmp_path, options=RuntimeOptions(light_weights=True))
+    light = open_runtime(net, "onnx", cache=tmp_path, options=RuntimeOptions(light_weights=True))
     with torch.inference_mode():
         expected, found = net.glance(images), light.glance(images)
         aims = net.policy.aim(expected), light.policy.aim(found)
     spread = expected.logits.abs().max()
     assert 0 < (found.logits - expected.logits).abs().max() < 0.05 * spread
     assert (aims[0].where - aims[1].where).abs().max() < 0.02
-    torch.testing.assert_close(found.map, expected.map, rtol=1e-4, atol=1e-4)  # the encoder is as it was
+    assert (found.map - expected.map).abs().max() < 0.05 * expected.map.abs().max()
 
 
 def test_the_cache_forgets_what_was_not_used_for_the_longest_time(
@@ -208,7 +206,7 @@ def test_auto_measures_once_and_remembers(
     monkeypatch.setattr(choose, "measure", slow_but_openvino)
     for batch in (2, 2, 5):
         looking = open_runtime(net, "auto", batch=batch, cache=graph_cache)
-        assert type(looking.run).__name__ == "OpenVinoRunner"  # type: ignore[union-attr]
+        assert type(looking.runner.run).__name__ == "OpenVinoRunner"  # type: ignore[union-attr]
     assert asked == [(["eager", "onnx", "openvino"], 2), (["eager", "onnx", "openvino"], 5)]
     choices = json.loads((graph_cache / CHOICES_FILE).read_text())
     assert {choice["runtime"] for choice in choices.values()} == {"openvino"}
@@ -237,7 +235,7 @@ def test_mistakes_are_told(small_net: Callable[..., GlanceFocus], monkeypatch: p
         open_backbone(net, "auto")
     with pytest.raises(BadSetting, match="threads must be a whole number from 1 to .*, but got 0"):
         open_runtime(net, "eager", threads=0)
-    with pytest.raises(BadSetting, match="light_weights is for the runtime eager or onnx, not for 'openvino'"):
+    with pytest.raises(BadSetting, match="light_weights is for the runtime onnx, not for 'openvino'"):
         open_runtime(net, "openvino", options=RuntimeOptions(light_weights=True))
     with pytest.raises(BadSetting, match="'auto' chooses by itself"):
         open_runtime(net, "auto", options=RuntimeOptions(light_weights=True))
@@ -271,9 +269,8 @@ def test_threads_are_set_for_torch_and_the_runtime(small_net: Callable[..., Glan
     before = torch.get_num_threads()
     try:
         looking = open_runtime(small_net(), "onnx", threads=2, cache=graph_cache)
-        assert isinstance(looking, PartsNetwork)
         assert torch.get_num_threads() == 2
-        for session in looking.run.sessions.values():  # type: ignore[attr-defined]
+        for session in looking.runner.run.sessions.values():  # type: ignore[attr-defined]
             assert session.get_session_options().intra_op_num_threads == 2
     finally:
         torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""torch.compile: the same answers for any batch, with and without buckets."""
+"""torch.compile: the same answers for any batch."""
 
 from collections.abc import Callable
 
@@ -19,10 +19,9 @@ def parts(small_net: Callable[..., GlanceFocus]) -> list[Part]:
     return take_apart(small_net(classifier="cascaded", first_answer="own_head", looks=2))
 
 
-@pytest.mark.parametrize("buckets", [False, True])
-def test_compiled_parts_answer_as_eager_ones_for_any_batch(parts: list[Part], buckets: bool) -> None:
+def test_compiled_parts_answer_as_eager_ones_for_any_batch(parts: list[Part]) -> None:
     aim, answer = (next(part for part in parts if part.name == name) for name in ("aim_32", "answer_2"))
-    compiled, eager = CompiledRunner(parts, buckets=buckets, backend="eager"), EagerRunner(parts)
+    compiled, eager = CompiledRunner(parts, backend="eager"), EagerRunner(parts)
     for part in (aim, answer):
         for batch in (1, 3, 2):
             inputs = part.example(batch, generator=torch.Generator().manual_seed(batch))
@@ -50,5 +49,3 @@ def test_without_a_compiler_there_is_one_clear_sentence(parts: list[Part], monke
 def test_an_unknown_mode_gets_a_suggestion(parts: list[Part]) -> None:
     with pytest.raises(UnknownName, match="no mode of torch.compile named 'reduce-overheads'. Did you mean 'reduce-ov"):
         CompiledRunner(parts, mode="reduce-overheads")
-    with pytest.raises(BadSetting, match="half is for a GPU"):
-        CompiledRunner(parts, half=True)

@@ -17,7 +17,7 @@ import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import ForkedThreads
 from glancefocus.network.parts import take_apart
-from glancefocus.runtime.network import PartsNetwork
+from glancefocus.runtime.runner import PartsRunner
 from glancefocus.runtime.torch import CompiledRunner
 
 THREADS, CALLS = 8, 60
@@ -29,7 +29,6 @@ RUNTIMES: dict[str, dict[str, Any]] = {
     "the network itself": {},
     "plain": {"runtime": "plain"},
     "eager": {"runtime": "eager"},
-    "eager, light weights": {"runtime": "eager", "light_weights": True},
     "onnx": {"runtime": "onnx"},
     "onnx, light weights": {"runtime": "onnx", "light_weights": True},
     "openvino": {"runtime": "openvino"},
@@ -71,10 +70,6 @@ def assert_same_from_threads(bundle: Bundle, seen: Tensor, batch: int) -> None:
 def test_eight_threads_get_the_answers_of_one(folder: Path, runtime: str, batch: int) -> None:
     bundle = gf.load(folder, device="cpu", **RUNTIMES[runtime])
     assert_same_from_threads(bundle, images(CALLS), batch)
-    if batch == 1 and runtime == "onnx":
-        assert isinstance(bundle.looking, PartsNetwork)
-        assert bundle.looking.at_once is not None
-        assert bundle.looking.at_once.run.opens  # it was the graph of all looks that answered
 
 
 def test_eight_threads_may_be_the_first_to_look_at_single_images(folder: Path) -> None:
@@ -91,8 +86,7 @@ def test_eight_threads_get_the_answers_of_one_from_compiled_parts(folder: Path) 
     """Compiled by torch's tracer alone: kernels in C++ take torch half a minute."""
     bundle = gf.load(folder, device="cpu")
     run = CompiledRunner(take_apart(bundle.net), backend="eager")
-    units = bundle.net.policy.gru.hidden_size
-    bundle.looking = PartsNetwork(bundle.settings, run, bundle.net.policy.map_sides, units, "compile")
+    bundle.net = bundle.net.computed_by(PartsRunner.of(bundle.net, run), "compile")
     assert_same_from_threads(bundle, images(24), batch=2)
 
 

@@ -18,7 +18,7 @@ from glancefocus.data.splits import MemorySplit
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
-from glancefocus.scene import shrink
+from glancefocus.region import shrink
 from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Workshop

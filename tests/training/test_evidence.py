@@ -12,7 +12,8 @@ from glancefocus.data.splits import MemorySplit, shuffled
 from glancefocus.errors import BadSetting
 from glancefocus.network.encoder import Encoder, build_backbone
 from glancefocus.network.model import GlanceFocus
-from glancefocus.scene import as_batch, top_left
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
 from glancefocus.settings import from_plain
 from glancefocus.training.initialise import (
     BackboneEvidence,

@@ -1,6 +1,5 @@
 """Exits that were decided beforehand, whatever anybody is sure of: for measuring time, where answers do not matter."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,6 @@ from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Aim, Look
 
 HALVINGS = 60
-EVERYBODY = 1e-30  # every confidence is above this threshold, which is above 0: at the last look that counts as sure
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,6 @@ class ForcedExits(ExitRule):
     """
 
     exits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def for_one_image(self) -> Sequence[float] | None:
-        if len(self.exits) != 1 or self.temperatures is not None or self.deadline is not None:
-            return None
-        return [math.inf if look < self.exits[0] else EVERYBODY for look in range(1, self.looks + 1)]
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
         # By numpy, so that a measurement is not slower than a look that compares one number.

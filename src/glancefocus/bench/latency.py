@@ -3,39 +3,29 @@
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from glancefocus.bench.time_shares import ms_of_looks_at_once, takes_all_looks_at_once
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
-from glancefocus.exits.rule import every_look
-from glancefocus.exits.score import score_named
 from glancefocus.look import Look
-from glancefocus.ranges import BatchSize, Count, checked
+from glancefocus.values import BatchSize, Count, checked
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
     """The median time of the glance, and of every later look with a patch of each size, aim included.
 
-    Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment hits all of them alike.
-    Where a single image is looked at in one go (see adaptive.LooksAtOnce) by the bundle's score and temperatures, that is measured.
+    Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment affects all alike.
     """
     batch_size, repeats = checked(BatchSize, batch_size, "batch_size"), checked(Count, repeats, "repeats")
-    settings, net = bundle.settings, bundle.looking
+    settings, net = bundle.settings, bundle.net
     view = settings.view
     shape = (batch_size, settings.frames, 3, view.height_px, view.width_px)
     images = torch.zeros(shape, device=bundle.device)
     if settings.frames == 1:
         images = images[:, 0].contiguous(memory_format=torch.channels_last)
-    score = score_named(bundle.score, torch.Generator().manual_seed(0))
-    rule = replace(every_look(settings.looks), score=score, temperatures=bundle.temperatures)
-    if takes_all_looks_at_once(net, images, rule):
-        glance_ms, *focus_ms = ms_of_looks_at_once(net, images, settings.looks, repeats=repeats, warm_up=warm_up)
-        return _latency(bundle, batch_size, glance_ms, [(ms,) for ms in focus_ms])
     times: dict[tuple[int, int], list[float]] = {}
     with torch.inference_mode():
         for turn in range(warm_up + repeats):
@@ -51,22 +41,18 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
     median = {key: 1000 * statistics.median(values) / batch_size for key, values in times.items()}
     sizes = range(len(settings.patch_px))
     later = [tuple(median[look, size] for size in sizes) for look in range(2, settings.looks + 1)]
-    return _latency(bundle, batch_size, median[1, 0], later)
-
-
-def _latency(bundle: Bundle, batch_size: int, glance_ms: float, focus_ms: Sequence[tuple[float, ...]]) -> Latency:
     return Latency(
         device=device_name(bundle.device),
         threads=torch.get_num_threads(),
         batch_size=batch_size,
-        glance_ms=glance_ms,
-        focus_ms=tuple(focus_ms),
+        glance_ms=median[1, 0],
+        focus_ms=tuple(later),
         runtime=bundle.runtime,
     )
 
 
 def _focus(bundle: Bundle, look: Look, px: int) -> Look:
-    return bundle.looking.focus(look, bundle.looking.policy.aim(look, px))
+    return bundle.net.focus(look, bundle.net.policy.aim(look, px))
 
 
 def _timed(work: Callable[[], Look], images: Tensor) -> tuple[Look, float]:

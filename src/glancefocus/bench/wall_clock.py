@@ -27,12 +27,11 @@ from glancefocus.runtime.choose import (
     runtime_words,
     set_threads,
 )
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_scene
 
 Progress = Callable[[float], None]
 
-LIGHT_IN = ("eager", "onnx")
+LIGHT_IN = ("onnx",)
 BRIEF_RUNTIMES = ("eager", "onnx", "openvino")
 """What a user may choose from, and what is the fastest somewhere; measured where installed, unless all runtimes are asked for."""
 BRIEF_BATCHES = (1, 32)
@@ -190,7 +189,7 @@ def bench(
 def bench_opened(
     subject: Subject,
     case: Case,
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     backbone: Callable[[Tensor], Tensor],
     *,
     rounds: int = 7,
@@ -250,7 +249,7 @@ def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]
 
 
 def _ways(
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     backbone: Callable[[Tensor], Tensor],
     batches: Sequence[Tensor],
     rules: Sequence[ExitRule],

@@ -17,7 +17,6 @@ from glancefocus.bundle.files import (
     FORMAT,
     SETTINGS_FILE,
     WEIGHTS_FILE,
-    fingerprint_of,
     read_network,
     read_settings,
     read_split,
@@ -30,26 +29,25 @@ from glancefocus.bundle.hub import hub_name, publish
 from glancefocus.bundle.stopping import Stopping
 from glancefocus.costs import Costs, Latency, device_name
 from glancefocus.data.clip_views import view_any_clip
-from glancefocus.data.image_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
 from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
 from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import Deadline, ExitRule, every_look
 from glancefocus.exits.score import score_named
-from glancefocus.files import write_text
+from glancefocus.files import fingerprint, write_text
+from glancefocus.free_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.loop import look_until_sure
 from glancefocus.network.build import build
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.ranges import BatchSize, Milliseconds, checked
-from glancefocus.runtime.choose import RuntimeOptions, open_runtime, runtime_words
+from glancefocus.runtime.choose import RuntimeOptions, open_runtime
 from glancefocus.runtime.forking import check_threads
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
+from glancefocus.values import BatchSize, Milliseconds, checked
 
 
 @dataclass
@@ -65,8 +63,6 @@ class Bundle:
     temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
     latencies   how long looking takes, for every device that was measured
     split       which files trained the network and which were held out; None where that is not known, as of imported checkpoints
-    looking     who looks: the network itself, or the same network in the runtime of this name, see use
-    light_weights  it looks with weights that were rounded
     """
 
     net: GlanceFocus
@@ -79,9 +75,6 @@ class Bundle:
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
-    looking: GlanceFocus | PartsNetwork = field(init=False, repr=False, compare=False)
-    runtime: str | None = field(init=False, default=None, compare=False)
-    light_weights: bool = field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -106,7 +99,7 @@ class Bundle:
             self.exit_rule()
         except BadSetting as error:
             raise BadBundle(f"the bundle's thresholds, score or temperatures do not fit its network: {error}") from None
-        self.looking = self.net.eval()
+        self.net.eval()
 
     @property
     def network(self) -> GlanceFocus:
@@ -133,24 +126,27 @@ class Bundle:
     def use(
         self, runtime: str, *, threads: int | None = None, batch: int | None = None, light_weights: bool = False
     ) -> "Bundle":
-        """Let another runtime look from now on, see open_runtime; answers stay the same, but for light weights.
+        """Compute the network by another runtime from now on, see open_runtime; answers stay the same, but for light weights.
 
-        runtime        eager, compile, onnx, openvino, plain; auto: the fastest here for batches of so many images
-        light_weights  eager, onnx: int8 weights where reading them takes the time, for single images and small batches on a CPU;
-                       they are rounded, so that answers may differ now and then
+        runtime        eager, compile, onnx, openvino, plain; auto: the fastest here for batches of this size
+        light_weights  onnx: int8 weights in memory-bound layers, faster for single images and small batches; they are rounded,
+                       so a few answers may differ
         """
         options = RuntimeOptions(light_weights=light_weights)
-        self.looking = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
-        chosen = self.looking.runtime if isinstance(self.looking, PartsNetwork) else None
-        self.runtime = runtime_words(chosen or runtime, light_weights=light_weights)
-        self.light_weights = light_weights
+        self.net = open_runtime(self.net, runtime, threads=threads, batch=batch, options=options)
         return self
+
+    @property
+    def runtime(self) -> str | None:
+        """The runtime that computes the network; None: its own modules."""
+        return self.net.runtime
 
     @property
     def fingerprint(self) -> str:
         """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
-        light = [self.runtime] if self.light_weights else []
-        return fingerprint_of([to_plain(self.settings), self.temperatures, *light], self._tensors())
+        light = [self.runtime] if self.net.light_weights else []
+        tensors = [value for named in sorted(self._tensors().items()) for value in named]
+        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look, with the bundle's temperatures."""
@@ -252,7 +248,7 @@ class Bundle:
     ) -> Iterator[Outcome]:
         """The same for batches of images that are viewed and normalised already."""
         scenes = (self._scene(batch) if batch else None for batch in batches)
-        outcomes = look_at_stream(self.looking, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
+        outcomes = look_at_stream(self.net, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
         return (self._named(outcome, rule) for outcome in without_gradients(outcomes))
 
     def view(self, picture: Picture) -> tuple[Tensor, Placement]:
@@ -301,7 +297,7 @@ class Bundle:
                     rule, deadline=Deadline(time.perf_counter, now, now + (ends_at - now) / (len(starts) - done))
                 )
             with torch.inference_mode():
-                parts.append(look_until_sure(self.looking, scene, rule))
+                parts.append(look_until_sure(self.net, scene, rule))
         return self._named(Outcome.join(parts), rule)
 
     def _scene(self, images: Sequence[Tensor]) -> Scene:

@@ -1,14 +1,11 @@
 """The files of a bundle: as they are read, nothing in them is trusted; as they are written, all are there or none."""
 
-import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from glancefocus.costs import Costs, Latency
@@ -22,7 +19,7 @@ from glancefocus.free_memory import available_bytes
 from glancefocus.network.macs import loading_bytes, weight_bytes
 from glancefocus.network.weights import MOST_HEADER_BYTES, read_safetensors
 from glancefocus.settings import NetworkSettings, from_plain
-from glancefocus.typed import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
+from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
@@ -137,15 +134,6 @@ def update_split(folder: Path, split: SplitRecord | None) -> None:
     """Write the record of the split into a bundle, where it is not there already."""
     if split is not None and split != read_split(folder):
         write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
-
-
-def fingerprint_of(plain: Any, tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of plain values and of tensors with their names, as hexadecimal digits."""
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, str], split: SplitRecord | None) -> None:

@@ -38,7 +38,7 @@ def load(
         check_name(runtime)
     elif light_weights:
         raise BadSetting(
-            "light weights are for a runtime that can read them. Name it, too: onnx or eager (--runtime onnx)."
+            "light weights are for ONNX Runtime. Name it, too (runtime='onnx', or --runtime onnx), or leave them out."
         )
     path = local_folder(path)
     if path.is_dir() or (not path.exists() and not path.suffix):

@@ -11,8 +11,8 @@ from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.exits.rule import ExitRule, SizeRule, every_look
 from glancefocus.exits.score import score_named
-from glancefocus.ranges import Looks, Milliseconds, MultiplyAdds, checked, shown
 from glancefocus.settings import NetworkSettings
+from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
 
 
 @dataclass(frozen=True)

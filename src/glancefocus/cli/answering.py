@@ -10,7 +10,7 @@ from glancefocus.evaluation.boxes import draw_strip, looks_taken
 from glancefocus.export.standalone.answers import answer
 from glancefocus.files import write_file
 from glancefocus.outcome import Outcome
-from glancefocus.scene import top_left
+from glancefocus.region import top_left
 
 Box = tuple[int, int, int, int]
 

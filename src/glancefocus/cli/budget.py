@@ -132,7 +132,7 @@ def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
     split = records.split(first)
     rows = None if second is not None else halves(len(split))[0].tolist()
     bundle = records.bundle
-    return fit_temperatures(bundle.looking, split, rows=rows, workers=records.workers, device=bundle.device)
+    return fit_temperatures(bundle.net, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
 def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tuple[LookTable, LookTable | None]:

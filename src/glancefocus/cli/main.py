@@ -31,7 +31,7 @@ from glancefocus.cli.words_train import train, train_process
 from glancefocus.errors import GlancefocusError
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path
-from glancefocus.ranges import Looks, Pixels, Seed, shortened
+from glancefocus.values import Looks, Pixels, Seed, shortened
 
 app = cyclopts.App(
     name="gf",

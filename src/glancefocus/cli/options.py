@@ -1,6 +1,6 @@
 """Reads what was written on the command line by the hints of a verb: numbers within their ranges, texts that are not empty.
 
-The ranges are those of `glancefocus.ranges`, so that an option and the setting behind it have the same bounds. Everything else
+The ranges are those of `glancefocus.values`, so that an option and the setting behind it have the same bounds. Everything else
 (names, flags, choices, help) is left to cyclopts.
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter, Token
 
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import Range, read_number
+from glancefocus.values import Range, read_number
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 

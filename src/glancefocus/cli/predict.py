@@ -22,10 +22,10 @@ from glancefocus.cli.answering import answers_of, draw, make_folder
 from glancefocus.cli.predict_output import Answer, Output, Summary, TableOutput, opened_output
 from glancefocus.cli.printing import Display, display
 from glancefocus.cli.seeing import Seen, find_files, see
-from glancefocus.data.image_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.errors import BadImage, BadSetting
 from glancefocus.escaping import lines_kept
 from glancefocus.exits.rule import ExitRule
+from glancefocus.free_memory import batch_bytes, bytes_of, in_small_batches
 from glancefocus.outcome import Outcome
 from glancefocus.stream import refuse_deadline
 

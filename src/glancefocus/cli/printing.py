@@ -1,23 +1,14 @@
 """Where commands print: tables for people on standard output, progress on standard error."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from glancefocus.escaping import lines_kept
+from glancefocus.progress import Progress, ProgressBars
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -49,58 +40,39 @@ def cell(text: str) -> str:
 
 
 @contextmanager
-def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A function of (what, done, total) that shows a bar for everything it is told about, on a terminal, while the block runs."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = notices()
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        tasks: dict[str, object] = {}
-
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)  # type: ignore[arg-type]
-
-        yield tell
+def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
+    """A function of (what, done, total) that shows a bar for each description while the block runs."""
+    with ProgressBars(notices(), hidden=quiet) as bars:
+        yield bars.show
 
 
 class Display:
     """Rows on standard output as they come, above a bar with the time left."""
 
-    def __init__(self, console: Console, bar: Progress) -> None:
+    def __init__(self, console: Console, bars: ProgressBars) -> None:
         self.console = console
-        self.bar = bar
-        self._tasks: dict[str, TaskID] = {}
+        self.tell = bars.show
 
     def show(self, row: RenderableType) -> None:
         """Print a row, a table, ..."""
         self.console.print(row)
-
-    def tell(self, what: str, done: float, total: float) -> None:
-        """Show how much of something is done."""
-        if what not in self._tasks:
-            self._tasks[what] = self.bar.add_task(what, total=total)
-        self.bar.update(self._tasks[what], completed=done, total=total)
 
 
 @contextmanager
 def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool = False) -> Iterator[Display]:
     """A bar on the terminal while the block runs, and rows above it.
 
-    for_programs  standard output is not for people: the bar is shown only where it is not in the way there
+    for_programs  standard output is read by a program: the bar is shown only if it does not disturb there
     """
     console = output()
-    # A terminal that shows both is written to by one console only, or rows and bar would run into each other.
+    # A terminal that shows both is written to by one console only, or rows and bar would overwrite each other.
     on_terminal = console.is_terminal and not for_programs
-    bars = console if on_terminal else notices()
-    hidden = quiet or not bars.is_terminal or (for_programs and console.is_terminal)
-    counted: ProgressColumn = TaskProgressColumn() if in_percent else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), counted, TimeRemainingColumn())
-    # Rich must not redirect standard output: what is meant for a program would end up on standard error.
-    with Progress(
-        *columns, console=bars, transient=True, disable=hidden, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
-        yield Display(console, bar)
+    hidden = quiet or (for_programs and console.is_terminal)
+    # Rich must not redirect standard output: rows for a program would end up on standard error.
+    with ProgressBars(
+        console if on_terminal else notices(), hidden=hidden, in_percent=in_percent, redirect=False
+    ) as bars:
+        yield Display(console, bars)
 
 
 def tell_bad_files(problems: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from glancefocus.free_memory import is_out_of_memory, keep_freed_memory
 from glancefocus.training.run import finished_bundle, train
 from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
 from glancefocus.training.settings import TrainSettings
-from glancefocus.typed import Fields, number_of
+from glancefocus.values import Fields, number_of
 
 _LONGEST_SENTENCE = 10_000
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from glancefocus import ranges
+from glancefocus import values
 
 BundleName = Annotated[
     str,
@@ -19,12 +19,12 @@ Runtime = Annotated[
         help="Inference backend: eager, compile, onnx, openvino, plain, or auto (the fastest here). Answers are the same."
     ),
 ]
-Threads = Annotated[ranges.Threads | None, Parameter(help="CPU threads to compute with.")]
+Threads = Annotated[values.Threads | None, Parameter(help="CPU threads to compute with.")]
 LightWeights = Annotated[
     bool,
     Parameter(
         negative="",
-        help="With --runtime onnx or eager: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
         "They are rounded, so a few answers may differ.",
     ),
 ]

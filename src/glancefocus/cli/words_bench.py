@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.cli.words import Json, Threads
-from glancefocus.ranges import BatchSize, MultiplyAdds, Rounds, Share
+from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share
 
 
 def bench(

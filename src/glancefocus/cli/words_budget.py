@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from glancefocus.cli.words import BundleName, Json, LightWeights, Runtime, Threads
-from glancefocus.ranges import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
+from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
 
 def evaluate(

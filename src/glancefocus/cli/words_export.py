@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from glancefocus.cli.words import BundleName, Json
-from glancefocus.ranges import Count, Points
+from glancefocus.values import Count, Points
 
 
 def export(

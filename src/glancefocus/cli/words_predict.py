@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from glancefocus.cli.words import BundleName, Json, LightWeights, Runtime, Threads
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.ranges import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
+from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
 
 
 def predict(

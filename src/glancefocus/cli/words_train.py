@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from glancefocus.cli.words import Json
 from glancefocus.errors import BadSetting
 from glancefocus.interrupts import speaks
-from glancefocus.ranges import (
+from glancefocus.values import (
     BadFiles,
     BatchSize,
     Frames,

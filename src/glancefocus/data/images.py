@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from glancefocus.data.image_memory import DECODING_BYTES, bands, check_memory
 from glancefocus.errors import BadImage
 from glancefocus.files import open_file, read_stream
+from glancefocus.free_memory import check_memory
 
 MAX_BYTES = 2 << 30
 """Of a picture or a clip on standard input, which has no size that could be asked for."""
+_DECODING_BYTES = 12  # for one pixel at most: as stored in the file, in RGB (Pillow takes 4), and turned upright
+PIXELS_PER_BAND = 1 << 22
 MAX_PIXELS = 178_956_970  # where Pillow refuses too: half a gigabyte when decoded to RGB
 
 # Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that only a
@@ -149,6 +151,19 @@ def pixels_of(picture: Image.Image) -> Tensor:
     return pixels
 
 
+def bands(size: tuple[int, int], *, whole_rows: bool = False) -> Iterator[tuple[int, int, int, int]]:
+    """(left, top, right, bottom) of parts of some million pixels that together make a picture of this (width, height).
+
+    Work done part by part takes little memory beside the picture. Most pictures are one part.
+    """
+    width, height = size
+    wide = width if whole_rows else min(width, PIXELS_PER_BAND)
+    high = max(1, PIXELS_PER_BAND // max(1, wide))
+    for top in range(0, height, high):
+        for left in range(0, width, max(1, wide)):
+            yield left, top, min(left + wide, width), min(top + high, height)
+
+
 def _name_of(source: str | Path | bytes | BinaryIO) -> str:
     if isinstance(source, str | Path):
         return str(source) or "''"
@@ -232,7 +247,7 @@ def _check_size(picture: Image.Image, max_pixels: int, name: str) -> None:
             f"{name} has {width * height:,} pixels ({width}x{height}), more than the limit of {max_pixels:,}. "
             "If you trust it, raise max_pixels."
         )
-    check_memory(DECODING_BYTES * width * height, f"{name} ({width}x{height} px)")
+    check_memory(_DECODING_BYTES * width * height, f"{name} ({width}x{height} px)")
 
 
 _lock = threading.Lock()

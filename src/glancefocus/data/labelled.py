@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glancefocus.data.checking import Content, Progress, check_files, without_missing
+from glancefocus.data.checking import Content, check_files, without_missing
 from glancefocus.data.lists import read_labelled_csv
 from glancefocus.data.media import Medium, medium_of
 from glancefocus.data.sources import DataSettings, open_data, read_labelled_folder
@@ -22,6 +22,7 @@ from glancefocus.data.split_record import CHOOSING, SplitRecord
 from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, Row, Split
 from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadData, UnknownName
+from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
 

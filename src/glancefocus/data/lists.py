@@ -10,7 +10,7 @@ from glancefocus.data.images import SUFFIXES
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.files import open_file
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 PATH_WORDS = frozenset(
     (

@@ -9,7 +9,6 @@ import torch
 
 from glancefocus.data.checking import (
     Content,
-    Progress,
     check_files,
     hold_out,
     small_classes,
@@ -24,9 +23,9 @@ from glancefocus.data.split_record import RecordedFile, SplitRecord, recorded_fi
 from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
 from glancefocus.data.worlds.names import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadSetting, UnknownName
-from glancefocus.ranges import BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers
+from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings, check_fields, from_plain
-from glancefocus.typed import LONGEST_CLASS_NAME, text_of
+from glancefocus.values import LONGEST_CLASS_NAME, BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers, text_of
 
 
 def check_class_names(names: Iterable[str], source: str) -> None:

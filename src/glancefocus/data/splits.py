@@ -14,10 +14,10 @@ from glancefocus.data.images import as_tensor, read_picture
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadData, BadImage, BadSetting
 from glancefocus.interrupts import children_without_signals
-from glancefocus.ranges import PositiveShare, Shift
-from glancefocus.scene import normalise
+from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings, check_fields
 from glancefocus.torchvision_whole import ensure_torchvision
+from glancefocus.values import PositiveShare, Shift
 
 Batch = tuple[Tensor, Tensor]
 Row = tuple[str, Path, int]

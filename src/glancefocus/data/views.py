@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.image_memory import check_memory
 from glancefocus.data.images import as_rgb, pixels_of, read_picture
 from glancefocus.errors import BadImage, ImageTooSmall
-from glancefocus.scene import normalise
+from glancefocus.free_memory import check_memory
+from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings
 
 Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]

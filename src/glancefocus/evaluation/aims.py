@@ -17,9 +17,8 @@ from glancefocus.exits.rule import every_look
 from glancefocus.loop import KnownGlance, Policy, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
-from glancefocus.ranges import shown
 from glancefocus.scene import as_batch
-from glancefocus.typed import Fields
+from glancefocus.values import Fields, shown
 
 MOST_IMAGES = 1000
 RANDOM_DRAWS = 2

@@ -1,7 +1,6 @@
 """Which images choose thresholds, and which others measure what they give."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves
 from glancefocus.evaluation.records import data_fingerprint, record_looks
 from glancefocus.exits.record import ABOUT_FILE, LookRecord
-
-Progress = Callable[[str, int, int], None]
+from glancefocus.progress import Progress
 
 
 class Records:

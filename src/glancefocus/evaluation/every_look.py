@@ -24,7 +24,8 @@ from glancefocus.loop import KnownGlance, Policy, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.outcome import Outcome
-from glancefocus.scene import Scene, as_batch, top_left
+from glancefocus.region import top_left, whole
+from glancefocus.scene import Scene, as_batch
 from glancefocus.settings import NetworkSettings
 
 
@@ -143,7 +144,7 @@ def backbone_accuracy(
     with torch.inference_mode():
         for images, labels in scene_batches(split, net.settings.view, order):
             scene = as_batch(images.to(device), net.settings.view)
-            logits = encoder.own_head(encoder(scene.whole if px is None else scene.glance(px)).vector)
+            logits = encoder.own_head(encoder(scene.whole if px is None else scene.view(whole(px).at())).vector)
             right += int((logits.argmax(dim=1).cpu() == labels).sum())
     encoder.train(was_training)
     return right / len(rows)

@@ -20,7 +20,7 @@ from glancefocus.evaluation.galleries import draw_rows, sheet_of_views
 from glancefocus.evaluation.report import gallery_sections, table_html
 from glancefocus.exits.record import LookRecord
 from glancefocus.files import read_file
-from glancefocus.typed import Fields, number_of, parse_json
+from glancefocus.values import Fields, number_of, parse_json
 
 EXAMPLES_EACH, MISTAKES = 4, 8
 _MOST_JOURNAL_BYTES, _MOST_SPLITS = 64 << 20, 20

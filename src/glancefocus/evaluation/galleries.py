@@ -14,7 +14,8 @@ from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.evaluation.boxes import draw_strip, looks_taken
 from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
-from glancefocus.scene import as_batch, top_left
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 
 FRAMES_SHOWN = 4

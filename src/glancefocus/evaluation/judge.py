@@ -13,7 +13,6 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split
 from glancefocus.evaluation.assess import look_table, own_thresholds
 from glancefocus.evaluation.rivals import (
-    Progress,
     RivalTimes,
     Size,
     answer_resized,
@@ -31,6 +30,7 @@ from glancefocus.exits.forecast import CrossFitted, cross_fitted, fold_of_rows
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.table import LookTable, Thresholds
 from glancefocus.network.weights import load_backbone_weights
+from glancefocus.progress import Progress
 
 MOST_IMAGES = 2000
 LEAST_FOR_CASCADE = 20

@@ -1,6 +1,5 @@
 """One pass over a split that writes its look record: every look at every image, for every sequence of patch sizes."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from glancefocus.escaping import one_line
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.exits.rule import ExitRule, every_look
 from glancefocus.exits.score import Entropy, Value
+from glancefocus.files import fingerprint
 from glancefocus.look import Look
 from glancefocus.loop import run_looks
 from glancefocus.network.model import GlanceFocus
-from glancefocus.runtime.network import PartsNetwork
 from glancefocus.scene import as_batch
 
 Progress = Callable[[int, int], None]
@@ -59,14 +58,14 @@ def record_looks(
         for images, labels in scene_batches(
             split, bundle.settings.view, in_order(len(split), batch_size), None, workers
         ):
-            looks = list(tree_of_looks(bundle.looking, images.to(bundle.device), rule))
+            looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
             writer.add(labels.numpy(), **_columns(looks))
             if progress is not None:
                 progress(writer.done, len(split))
     return LookRecord.load(place)
 
 
-def tree_of_looks(net: GlanceFocus | PartsNetwork, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
+def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of patch sizes, with what the critic then expects (B,); level by level, each computed once.
 
     With one size that is simply every look.
@@ -95,23 +94,16 @@ def _columns(looks: list[tuple[Look, Tensor]]) -> dict[str, "np.ndarray[tuple[in
 
 
 def data_fingerprint(split: Split) -> str:
-    """Of which images and labels a split is made: names, sizes and times of files, or a sample of the pixels held in memory."""
-    digest = hashlib.sha256(split.labels.numpy().tobytes())
+    """Fingerprint of the images and labels of a split: names, sizes and times of files, or a sample of the pixels in memory."""
     if isinstance(split, JoinedSplit):
-        digest.update("".join(map(data_fingerprint, split.parts)).encode())
-        return digest.hexdigest()
+        return fingerprint(split.labels, *map(data_fingerprint, split.parts))
     files = getattr(split, "files", None)
     if files is not None:
-        for file in files:
-            told = Path(file).stat()  # of many kinds of picture all have one size, so the time counts, too
-            digest.update(
-                f"{Path(file).resolve()}|{told.st_size}|{told.st_mtime_ns}\n".encode("utf-8", "surrogateescape")
-            )
-    else:
-        images = getattr(split, "images")  # noqa: B009
-        sample = images[:: max(1, len(split) // 64)].contiguous().numpy()
-        digest.update(f"{tuple(images.shape)}".encode() + sample.tobytes())
-    return digest.hexdigest()
+        # The time counts because files of some formats, such as BMP, all have the same size.
+        stats = ((Path(file).resolve(), Path(file).stat()) for file in files)
+        return fingerprint(split.labels, *(f"{file}|{stat.st_size}|{stat.st_mtime_ns}\n" for file, stat in stats))
+    images = getattr(split, "images")  # noqa: B009
+    return fingerprint(split.labels, f"{tuple(images.shape)}", images[:: max(1, len(split) // 64)])
 
 
 # Enough for one number a look; more would only hold more logits in memory.
@@ -129,7 +121,7 @@ class LogitsOfLooks:
 
 
 def fit_temperatures(
-    net: GlanceFocus | PartsNetwork,
+    net: GlanceFocus,
     split: Split,
     *,
     rows: Sequence[int] | None = None,

@@ -29,7 +29,8 @@ from glancefocus.exits.rule import ExitRule
 from glancefocus.files import write_file
 from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
-from glancefocus.scene import as_batch, top_left
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
 
 LARGE_PIXELS = 1_000_000  # of pictures in the gallery
 FRAMES_SHOWN = 4

@@ -1,7 +1,5 @@
 """The rivals: the same backbone on the same images, resized to several sizes; and what it answers at each of them."""
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +23,14 @@ from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
 from glancefocus.network.encoder import Encoder
 from glancefocus.network.macs import count_backbone
+from glancefocus.progress import Progress
+from glancefocus.region import resized
 from glancefocus.runtime.choose import open_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings, to_plain
 
 Size = tuple[int, int]
 """(height, width) in px."""
-Progress = Callable[[str, int, int], None]
 
 SHARES = (1, 6 / 7, 5 / 7, 4 / 7, 3 / 7)
 """Of the side of the whole image; for 224 px these are 224, 192, 160, 128 and 96 px."""
@@ -237,8 +236,7 @@ def _certainty(probabilities: Tensor) -> Tensor:
 
 
 def _fingerprint(settings: NetworkSettings, weights: Path, sizes: Sequence[Size], rows: NDArray[np.int64]) -> str:
-    told = json.dumps([to_plain(settings), fingerprint(weights), list(sizes)], sort_keys=True)
-    return hashlib.sha256(told.encode() + rows.astype("<i8").tobytes()).hexdigest()
+    return fingerprint([to_plain(settings), fingerprint(weights), list(sizes)], rows.astype("<i8"))
 
 
 RUNTIME = "eager"

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import numpy as np
 
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.typed import Fields, list_of, number_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, whole_of
 
 
 class Point(TypedDict):

@@ -23,7 +23,7 @@ from glancefocus.escaping import one_line
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, level_sizes
 from glancefocus.files import open_file, replace_folder
-from glancefocus.typed import Fields, read_json, whole_of
+from glancefocus.values import Fields, read_json, whole_of
 
 FORMAT = 1
 ABOUT_FILE = "about.json"

@@ -11,7 +11,7 @@ from torch import Tensor
 from glancefocus.errors import BadSetting
 from glancefocus.exits.score import Confidence, Score
 from glancefocus.look import Aim, Look
-from glancefocus.ranges import shown
+from glancefocus.values import shown
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ class ExitRule:
     def threshold(self, number: int) -> float:
         """What the score must be above to stop after look 1, 2, ..."""
         return self.thresholds[number - 1]
-
-    def for_one_image(self) -> Sequence[float] | None:
-        """The thresholds of a single image's confidence, where that is all there is to the rule; else None."""
-        only = type(self) is ExitRule and type(self.score) is Confidence
-        return self.thresholds if only and self.temperatures is None and self.deadline is None else None
 
     def needs_aim(self, look: Look) -> bool:
         """The next aim must be known before anybody leaves this look."""

@@ -1,7 +1,7 @@
 """An exported network beside the one it was made from: the same pictures, answer by answer and look by look."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,13 @@ from glancefocus.export.samples import Sample
 from glancefocus.export.standalone.loop import Looker, Row, softmax
 from glancefocus.export.standalone.views import see
 from glancefocus.outcome import Outcome
+from glancefocus.progress import Progress
 
 CONFIDENCE_TOLERANCE = 1e-3
 """Largest difference between confidences of graphs that are called the same."""
 _SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
 _PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
 
-Progress = Callable[[str, int, int], None]
 Thresholds = list[Any] | None
 
 

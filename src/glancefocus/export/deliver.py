@@ -3,7 +3,7 @@
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +30,8 @@ from glancefocus.export.script import predict_script
 from glancefocus.export.standalone.loop import Looker
 from glancefocus.export.writing import export_readme, onnx_to_openvino, write_graphs
 from glancefocus.files import replace_folder, write_text
-from glancefocus.ranges import shown
-
-Progress = Callable[[str, int, int], None]
+from glancefocus.progress import Progress
+from glancefocus.values import shown
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from glancefocus.exits.curve import leave_thresholds, rising, stay_thresholds
 from glancefocus.export.formats import Format
 from glancefocus.files import write_text
 from glancefocus.settings import to_plain
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 MANIFEST_FILE = "glancefocus.json"
 FORMAT = 1

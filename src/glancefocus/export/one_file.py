@@ -11,11 +11,10 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting
 from glancefocus.exits.curve import stay_thresholds
 from glancefocus.export.compare import Comparison, near_a_tie, refuse_differences, viewed
+from glancefocus.export.looks_graph import OUTPUTS, fits_one_graph, one_graph, outcome_of
 from glancefocus.export.samples import Sample
-from glancefocus.runtime.at_once import outcome_of
-from glancefocus.runtime.one_graph import OUTPUTS, fits_one_graph, one_graph
+from glancefocus.region import resized
 from glancefocus.runtime.onnx import open_session
-from glancefocus.scene import resized
 from glancefocus.settings import GlanceResize
 
 FILE = "looks.onnx"
@@ -43,7 +42,7 @@ def write_one_file(bundle: Bundle, about: dict[str, Any], folder: Path, sample: 
     files = {graph["name"]: folder / graph["file"] for graph in about["graphs"]}
     try:
         graph = one_graph(files, settings, settings.policy.units, shrinking_by=shrinking_by).SerializeToString()
-        session = open_session(graph, torch.device("cpu"), 1)
+        session = open_session(graph, 1)
     except BadSetting:
         return None
     found = _compare(bundle, session, sample, thresholds)

@@ -13,11 +13,10 @@ from glancefocus.export.formats import Format, quiet
 from glancefocus.export.script import packages
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
+from glancefocus.progress import Progress
 from glancefocus.runtime.graphs import write_onnx
 from glancefocus.runtime.openvino import import_openvino
 from glancefocus.runtime.torch import as_tuple
-
-Progress = Callable[[str, int, int], None]
 
 
 def write_graphs(net: GlanceFocus, to: Format, folder: Path, progress: Progress | None = None) -> list[dict[str, Any]]:

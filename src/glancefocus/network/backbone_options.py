@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.ranges import Range, checked_number, shown
+from glancefocus.values import Range, checked_number, shown
 
 MOST_BLOCKS = 512
 """Of a backbone, over all of its stages."""

@@ -14,8 +14,8 @@ from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
 from glancefocus.network.temporal_shift import ClipEncoder
 from glancefocus.network.weights import forget_answers, load_backbone_weights
-from glancefocus.ranges import Seed, checked
 from glancefocus.settings import NetworkSettings
+from glancefocus.values import Seed, checked
 
 
 def create(

@@ -20,9 +20,8 @@ from glancefocus.network.build import build
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS
 from glancefocus.network.weights import load_exactly, open_safely, tensors_in
-from glancefocus.ranges import shown
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
-from glancefocus.typed import Fields, list_of, number_of
+from glancefocus.values import Fields, list_of, number_of, shown
 
 PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
 

@@ -75,7 +75,7 @@ def count_network(net: GlanceFocus) -> Costs:
         frames, view = settings.frames, settings.view
         whole = torch.empty(frames, 3, view.height_px, view.width_px)
         look = net.glance(whole if frames == 1 else whole[None])
-        vector = look.vector
+        vector = look.features
         encoder_macs = {
             px: count_macs(lambda px=px: encoder(torch.empty(frames, 3, px, px)))  # type: ignore[misc]
             for px in {settings.glance_px, *settings.patch_px}

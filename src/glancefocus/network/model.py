@@ -1,6 +1,15 @@
-"""GlanceFocus: the whole network. `glance` makes the first look, `focus` the next; nothing is remembered in between."""
+"""GlanceFocus: the network. `glance` makes the first look, `policy.aim` says where the next one goes, `focus` makes it.
 
+Nothing is remembered between calls: everything that the next look needs travels in the Look. The arithmetic of the parts is done by
+a runner, a set of functions of tensors. The network's own torch modules are the default one, which training uses; other runners
+(runtime/) compute the same with folded, compiled or exported graphs. A runner cannot change what is looked at.
+"""
+
+import copy
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +18,54 @@ from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look, padded_alike, rows_by_size
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoder, Encoding
-from glancefocus.network.policy import LearntPolicy
+from glancefocus.network.policy import Aimed, LearntPolicy
+from glancefocus.region import native, whole
 from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import NetworkSettings
 
 
+class Seen(NamedTuple):
+    """What a runner computes from the views of one look.
+
+    logits  (B, classes) the answer after this look
+    memory  (B, .) the classifier's memory after this look
+    map     (B, channels, S, S) the encoder's feature map
+    vector  (B, features) the same, pooled; None where the runner does not give it
+    best    see Look.known_best; None where the runner does not give it
+    """
+
+    logits: Tensor
+    memory: Tensor
+    map: Tensor
+    vector: Tensor | None = None
+    best: tuple[Tensor, Tensor] | None = None
+
+
+class Runner(Protocol):
+    """Computes the parts of a network. Inputs are not written to.
+
+    The frames of clips are folded into the batch of images and patches, (B x frames, 3, px, px).
+    """
+
+    def glance(self, images: Tensor) -> Seen:
+        """The first look; images (B, 3, px, px)."""
+        ...
+
+    def focus(self, patches: Tensor, memory: Tensor, number: int) -> Seen:
+        """Look `number` (2 for the first focus); patches (B, 3, px, px), memory (B, .) the classifier's before it."""
+        ...
+
+    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
+        """Where to look after a look of this size; see LearntPolicy.forward."""
+        ...
+
+
 class GlanceFocus(nn.Module):
-    """Glance encoder, focus encoder, classifier, policy, put together as the settings say."""
+    """Glance encoder, focus encoder, classifier and policy, and the runner that computes them.
+
+    runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
+    light_weights  whether that runtime rounds weights
+    """
 
     def __init__(
         self,
@@ -31,6 +81,29 @@ class GlanceFocus(nn.Module):
         self.focus_encoder = focus_encoder
         self.classifier = classifier
         self.policy = policy
+        self._runner: Runner | None = None
+        self.runtime: str | None = None
+        self.light_weights = False
+
+    def computed_by(
+        self, runner: Runner | None, runtime: str | None = None, *, light_weights: bool = False
+    ) -> "GlanceFocus":
+        """The same network, sharing the weights of this one, whose parts are computed by this runner; None: by its own modules.
+
+        runtime        the runner's name
+        light_weights  it computes with weights that were rounded, so answers may differ a little
+        """
+        other = copy.copy(self)
+        other._modules = dict(self._modules)  # else the policy below would replace that of this network
+        other.policy = copy.copy(self.policy)
+        other.policy.run = None if runner is None else runner.aim
+        other._runner, other.runtime, other.light_weights = runner, runtime, light_weights
+        return other
+
+    @property
+    def runner(self) -> Runner:
+        """Computes the parts: the network's own modules, unless computed_by gave it another one."""
+        return _ModuleRunner(self) if self._runner is None else self._runner
 
     def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
         """The first look: the whole of each image at low resolution.
@@ -41,79 +114,122 @@ class GlanceFocus(nn.Module):
         scene = as_scene(scene)
         settings = self.settings
         check_frames(scene, settings.frames)
-        return self.first_look(scene, self.glance_encoder(scene.glance(settings.glance_px, settings.glance_resize)))
+        images = scene.view(whole(settings.glance_px, settings.glance_resize).at())
+        return self._first_look(scene, self.runner.glance(images))
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
-        """The first look at a scene whose glance is encoded already; answer: memory and logits, where they are known, too."""
+        """The first look at a scene whose glance is encoded already.
+
+        answer  memory and logits, where they are known too
+        """
         memory, logits = self.answer_glance(encoding.vector) if answer is None else answer
+        return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector))
+
+    def _first_look(self, scene: Scene, seen: Seen) -> Look:
         return Look(
             number=1,
             scene=scene,
-            rows=torch.arange(logits.shape[0], device=logits.device),
-            logits=logits,
-            vector=encoding.vector,
-            map=encoding.map,
+            rows=_all_rows(seen.logits.shape[0], seen.logits.device),
+            logits=seen.logits,
+            vector=seen.vector,
+            map=seen.map,
             px=self.settings.glance_px,
-            memory=memory,
+            memory=seen.memory,
+            known_best=seen.best,
         )
 
     def focus(self, look: Look, aim: Aim) -> Look:
         """The next look: one patch of each image at full resolution, where it was aimed."""
-        encoding = self.encode_patches(look.scene, aim)
-        memory = self.classifier.remember(encoding.vector, look.memory)
-        number = look.number + 1
+        number, px = look.number + 1, aim.patch_px
+        if isinstance(px, int):
+            seen = self.runner.focus(look.scene.view(native(px).at(aim.where)), look.memory, number)
+        else:
+            seen = self._focus_by_size(look, aim, px, number)
         return Look(
             number=number,
             scene=look.scene,
             rows=look.rows,
-            logits=self.classifier.answer(memory, number),
-            vector=encoding.vector,
-            map=encoding.map,
-            px=aim.patch_px,
-            memory=memory,
+            logits=seen.logits,
+            vector=seen.vector,
+            map=seen.map,
+            px=px,
+            memory=seen.memory,
             policy_memory=aim.memory,
             aim=aim,
+            known_best=seen.best,
         )
 
-    def encode_patches(self, scene: Scene, aim: Aim) -> Encoding:
-        """What the focus encoder makes of the patches; rows of different patch sizes are grouped, not padded."""
-        px = aim.patch_px
-        if isinstance(px, int):
-            encoding: Encoding = self.focus_encoder(scene.patch(aim.where, px))
-            return encoding
+    def _focus_by_size(self, look: Look, aim: Aim, px: Tensor, number: int) -> Seen:
+        """The same for rows with patches of different sizes, which are computed size by size, not padded."""
         groups = rows_by_size(px)
-        encodings = [self.focus_encoder(scene.keep(rows).patch(aim.where[rows], size)) for size, rows in groups]
-        maps = padded_alike([e.map for e in encodings])
+        seen = [
+            self.runner.focus(look.scene.keep(rows).view(native(size).at(aim.where[rows])), look.memory[rows], number)
+            for size, rows in groups
+        ]
         order = torch.cat([rows for _, rows in groups]).argsort()
-        return Encoding(torch.cat(maps)[order], torch.cat([e.vector for e in encodings])[order])
+        vectors = [one.vector for one in seen if one.vector is not None]
+        return Seen(
+            logits=torch.cat([one.logits for one in seen])[order],
+            memory=torch.cat([one.memory for one in seen])[order],
+            map=torch.cat(padded_alike([one.map for one in seen]))[order],
+            vector=torch.cat(vectors)[order] if vectors else None,
+        )
 
     def own_answer(self, look: Look) -> Tensor:
         """What the encoder of this look would answer alone, (B, classes): the regulariser of Eq. 9."""
         encoder = self.glance_encoder if look.number == 1 else self.focus_encoder
-        return encoder.own_head(look.vector)
+        return encoder.own_head(look.features)
 
     def answer_glance(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The classifier's memory of the glance, and the first answer, from whom the settings say."""
+        """The classifier's memory of the glance, and the first answer, by the part that the settings name."""
         memory = self.classifier.remember(vector, None)
         return memory, self.first_answer(vector, memory)
 
     def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
         """(B, classes) after the glance."""
         first = self.settings.first_answer
-        # While stages train, some parts are in training mode and some are not: here it is the classifier's that counts.
+        # While stages train, some parts are in training mode and some are not: here the classifier's mode counts.
         if first == "own_head" or (first == "own_head_evaluating" and not self.classifier.training):
             return self.glance_encoder.own_head(vector)
         return self.classifier.answer(memory, 1)
 
 
+@dataclass(frozen=True)
+class _ModuleRunner:
+    """The network's own torch modules, as a runner."""
+
+    net: GlanceFocus
+
+    def glance(self, images: Tensor) -> Seen:
+        encoding: Encoding = self.net.glance_encoder(images)
+        memory, logits = self.net.answer_glance(encoding.vector)
+        return Seen(logits, memory, encoding.map, encoding.vector)
+
+    def focus(self, patches: Tensor, memory: Tensor, number: int) -> Seen:
+        encoding: Encoding = self.net.focus_encoder(patches)
+        memory = self.net.classifier.remember(encoding.vector, memory)
+        return Seen(self.net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
+
+    def aim(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None) -> Aimed:
+        aimed: Aimed = self.net.policy(map_, px, memory, next_size)
+        return aimed
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # a tensor made in inference mode could not be used outside of it
+def _all_rows(count: int, device: torch.device) -> Tensor:
+    """(count,) 0, 1, ...; cached, because making a tensor takes longer than using it. Looks never write to it."""
+    return torch.arange(count, device=device)
+
+
 def check_frames(scene: Scene, frames: int) -> None:
-    """Refuse images where clips are looked at, clips where images are, and clips of another length."""
+    """Refuse images where clips are expected, clips where images are, and clips of another length."""
     if frames_of(scene) != frames:
         raise BadSetting(
-            f"this network looks at {_what(frames)}, but got {_what(frames_of(scene))}. "
-            "Give it a tensor of shape (batch, frames, 3, height, width), or a network of as many frames."
+            f"this network looks at {_described(frames)}, but got {_described(frames_of(scene))}. "
+            "Give it a tensor of shape (batch, frames, 3, height, width), or use a network with that number of frames."
         )
 
 
-def _what(frames: int) -> str:
+def _described(frames: int) -> str:
     return "images" if frames == 1 else f"clips of {frames} frames"

@@ -1,4 +1,4 @@
-"""A network taken apart into graphs of tensors: what runtimes run and what is exported. The loop stays outside of them.
+"""A network taken apart into graphs of tensors, for runtimes and exports. The loop stays outside of them.
 
     glance       glances -> logits, memory, map
     aim_96       map, policy_memory [, next_size] -> where, policy_memory, value      one for every size that a look can have
@@ -6,7 +6,7 @@
     focus        patches -> vector, map                                               with a cascaded one, which also has
     answer_2     memory -> logits                                                     for every look after the glance
 
-Glances and patches are (B, 3, px, px), of clips (B, frames, 3, px, px); every other tensor has the batch first too.
+Glances and patches are (B, 3, px, px), for clips (B, frames, 3, px, px); every other tensor has the batch first too.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.policy import Aimed
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Part:
 
     inputs, outputs  their names, in order
     shapes           of the inputs, without the batch
-    px               the sizes that images given to this part may have; empty where it is given none. `shapes` is for the first.
+    px               the sizes of images that this part takes; empty where it takes none. `shapes` is for the first.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Part:
     def example(
         self, batch: int, px: int | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, ...]:
-        """Made-up inputs; px: the size of the images, where it is not the first."""
+        """Random inputs; px: the size of the images, where it is not the first."""
         shapes = [(*shape[:-2], px, px) if px is not None and i == 0 else shape for i, shape in enumerate(self.shapes)]
         return tuple(torch.randn(batch, *shape, generator=generator) for shape in shapes)
 
@@ -59,7 +60,7 @@ def take_apart(net: GlanceFocus) -> list[Part]:
 
 
 def with_best(part: Part) -> Part:
-    """The same part which, where it answers, also says `confidence` and `answer` (see Look.best): in a graph they cost nothing."""
+    """The same part; if it answers, `confidence` and `answer` (see Look.best) are two more outputs, at no cost in a graph."""
     if "logits" not in part.outputs:
         return part
     module = WithBest(part.module, part.outputs.index("logits"))
@@ -67,7 +68,7 @@ def with_best(part: Part) -> Part:
 
 
 def whole_backbone(net: GlanceFocus) -> Part:
-    """The plain backbone with its own head, at the size of the view: what a network of looks is compared with.
+    """The plain backbone with its own head, at the size of the view: the baseline to compare with.
 
     backbone     images -> logits
     """
@@ -123,14 +124,11 @@ def _as_batch(images: Tensor) -> Tensor:
 
 
 def _first_memory(classifier: nn.Module, vector: Tensor) -> Tensor:
-    """What a classifier remembers after the glance. A GRU need not multiply a memory of zeros by its weights."""
+    """The classifier's memory after the glance, without multiplying the GRU's first memory, which is zero, by its weights."""
     if isinstance(classifier, CascadedClassifier):
         return vector
     assert isinstance(classifier, RecurrentClassifier)
-    gru: nn.Module = classifier.gru
-    if not isinstance(gru, nn.GRUCell):  # one that a runtime put in its place
-        first: Tensor = gru(vector)
-        return first
+    gru = classifier.gru
     reset, update, new = F.linear(vector, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
     no_reset, no_update, no_new = gru.bias_hh.chunk(3)
     new = torch.tanh(new + torch.sigmoid(reset + no_reset) * no_new)
@@ -202,16 +200,9 @@ class AimPart(nn.Module):
         self.policy = net.policy
         self.px = px
 
-    def forward(
-        self, map_: Tensor, policy_memory: Tensor, next_size: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        policy = self.policy
-        perceived = policy.perceive(map_, self.px)
-        if next_size is None:
-            memory = policy.remember(perceived, self.px, policy.patch_px[0], policy_memory)
-        else:
-            memory = policy.remember_coded(perceived, self.px, next_size, policy_memory)
-        return policy.mean(memory), memory, policy.value(memory)
+    def forward(self, map_: Tensor, policy_memory: Tensor, next_size: Tensor | None = None) -> tuple[Tensor, ...]:
+        aimed: Aimed = self.policy(map_, self.px, policy_memory, next_size)
+        return tuple(aimed)
 
 
 class WithBest(nn.Module):

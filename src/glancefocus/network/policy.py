@@ -1,4 +1,7 @@
-"""Policies: who says where to look next. A learnt one, and two to compare it with."""
+"""Policies choose where to look next: a learnt one, and two baselines to compare it with."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -8,16 +11,25 @@ from glancefocus.look import Aim, Look, rows_by_size
 from glancefocus.settings import PolicySettings
 
 
+class Aimed(NamedTuple):
+    """where (B, 2) in [0, 1] as (y, x); memory (B, units) the policy's after this look; value (B,) what the critic expects."""
+
+    where: Tensor
+    memory: Tensor
+    value: Tensor
+
+
 class LearntPolicy(nn.Module):
     """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
 
     Its memory travels in the Look. With several patch sizes (paper, section 4.2) maps are upsampled to the largest after the
-    convolution, and the sizes of the last and of the next patch are given to the GRU one-hot. Of a clip each frame's map is reduced
-    by the same convolution, then all frames are seen together.
+    convolution, and the sizes of the last and of the next patch are given to the GRU one-hot. The maps of a
+    clip's frames are reduced by the same convolution, frame by frame, then seen together.
 
     map_sides  {px: side of the map} for the glance and for every patch size
     patch_px   the sizes of patches; the glance's size may be one of them
-    frames     whose maps lie one after the other in the map's channels
+    frames     of a clip; their maps lie one after the other in the map's channels
+    run        computes `forward` instead of these modules, where another runner does, see model.Runner
     """
 
     def __init__(
@@ -56,6 +68,7 @@ class LearntPolicy(nn.Module):
         self.gru = nn.GRUCell(settings.units + code_features, settings.units)
         self.actor = nn.Linear(settings.units, 2)
         self.critic = nn.Linear(settings.units, 1)
+        self.run: Callable[[Tensor, int, Tensor | None, Tensor | None], Aimed] | None = None
 
     def aim(self, look: Look, patch_px: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.
@@ -63,12 +76,42 @@ class LearntPolicy(nn.Module):
         patch_px  side of the next patch, for all rows or (B,); None: the only one there is, or the largest
         """
         next_px = max(self.patch_px) if patch_px is None else patch_px
-        memory = self.remember(self.perceive(look.map, look.px), look.px, next_px, look.policy_memory)
-        mean = self.mean(memory)
-        return Aim(where=mean, patch_px=next_px, memory=memory, mean=mean, value=self.value(memory))
+        next_size = one_hot(next_px, self.patch_px, look.map) if self.multi_scale else None
+        run = self if self.run is None else self.run
+        if isinstance(look.px, int):
+            aimed: Aimed = run(look.map, look.px, look.policy_memory, next_size)
+        else:
+            aimed = self._aim_by_size(run, look, look.px, next_size)
+        return Aim(where=aimed.where, patch_px=next_px, memory=aimed.memory, mean=aimed.where, value=aimed.value)
+
+    def _aim_by_size(self, run: Callable[..., Aimed], look: Look, px: Tensor, next_size: Tensor | None) -> Aimed:
+        """The same for rows whose last looks had different sizes, which are computed size by size."""
+        groups = rows_by_size(px)
+        memory, aimed = look.policy_memory, []
+        for size, rows in groups:
+            side = self.map_sides[size]
+            own_memory = None if memory is None else memory[rows]
+            own_size = None if next_size is None else next_size[rows]
+            aimed.append(run(look.map[rows, :, :side, :side], size, own_memory, own_size))
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return Aimed(*(torch.cat(parts)[order] for parts in zip(*aimed, strict=True)))
+
+    def forward(self, map_: Tensor, px: int, memory: Tensor | None, next_size: Tensor | None = None) -> Aimed:
+        """Where to look after a look of this size.
+
+        map_       (B, channels, S, S) of the last look
+        memory     (B, units) the policy's before it; None at the glance
+        next_size  (B, sizes) one-hot over the patch sizes: that of the next patch; None where there is only one size
+        """
+        perceived = self.perceive(map_, px)
+        if next_size is None:
+            memory = self.remember(perceived, px, self.patch_px[0], memory)
+        else:
+            memory = self.remember_coded(perceived, px, next_size, memory)
+        return Aimed(self.mean(memory), memory, self.value(memory))
 
     def perceive(self, map_: Tensor, px: int | Tensor) -> Tensor:
-        """(B, units) what the policy sees in a map (B, channels, S, S) of looks of this size."""
+        """(B, units) what the policy sees in a map (B, channels, S, S) of looks of this size, one for all rows or (B,)."""
         if isinstance(px, Tensor):
             groups = rows_by_size(px)
             sides = [self.map_sides[size] for size, _ in groups]
@@ -98,7 +141,7 @@ class LearntPolicy(nn.Module):
     def remember_coded(
         self, perceived: Tensor, last_px: int | Tensor, next_size: Tensor, memory: Tensor | None
     ) -> Tensor:
-        """The same with several patch sizes; next_size (B, sizes) says one-hot which the next patch has."""
+        """The same with several patch sizes; next_size (B, sizes) is one-hot: the size of the next patch."""
         last_size = one_hot(last_px, self.sizes, perceived)
         remembered: Tensor = self.gru(torch.cat([perceived, last_size, next_size], dim=1), memory)
         return remembered
@@ -122,7 +165,7 @@ def one_hot(px: int | Tensor, sizes: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 class RandomPolicy:
-    """Aims anywhere, uniformly; what stage I trains with, and the least that a learnt policy must beat.
+    """Aims anywhere, uniformly: stage I trains with it, and it is the least that a learnt policy must beat.
 
     patch_px  one size, or several of which one is drawn at random, see draw_px
     """
@@ -157,7 +200,10 @@ class RandomSizes:
 def draw_px(
     sizes: tuple[int, ...], look: Look, generator: torch.Generator | None, each_row: bool = False
 ) -> int | Tensor:
-    """The size of the next patch: one for the whole batch, which keeps it whole, or one for each row; nothing is drawn from one."""
+    """The size of the next patch: one for the whole batch, so that it is computed at once, or one for each row.
+
+    With a single size nothing is drawn from the generator.
+    """
     if not each_row or len(sizes) == 1:
         return draw_one_px(sizes, generator)
     drawn = torch.randint(len(sizes), (look.count,), generator=generator)

@@ -1,47 +1,31 @@
 """Measures which runtime is the fastest here, and remembers it."""
 
-import hashlib
 import json
 import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glancefocus.costs import device_name
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import every_look
-from glancefocus.files import cache_folder, write_text
-from glancefocus.look import Aim, Look
-from glancefocus.runtime.graphs import Cache
-from glancefocus.runtime.network import PartsNetwork
-from glancefocus.scene import Scene, as_scene
+from glancefocus.files import Cache, cache_folder, fingerprint, write_text
+from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import NetworkSettings, to_plain
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 CHOICES_FILE = "runtimes.json"
 _MOST_BYTES = 1 << 20
-MEASURING_VERSION = 2  # choices that were measured otherwise are made again
+MEASURING_VERSION = 3  # choices that another version measured are measured again
 
 
-class Looking(Protocol):
-    """A network in some runtime."""
-
-    settings: NetworkSettings
-
-    @property
-    def policy(self) -> Any: ...
-
-    def glance(self, scene: Scene | Tensor) -> Look: ...
-
-    def focus(self, look: Look, aim: Aim) -> Look: ...
-
-
-def measure(networks: Mapping[str, Looking], images: Tensor, *, repeats: int = 7, warm_up: int = 2) -> dict[str, float]:
-    """{runtime: median milliseconds} of a glance and one focus at these images, taken in turns: a busy moment hits all alike."""
+def measure(
+    networks: Mapping[str, GlanceFocus], images: Tensor, *, repeats: int = 7, warm_up: int = 2
+) -> dict[str, float]:
+    """{runtime: median milliseconds} of a glance and one focus at these images, in turns: a busy moment affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in networks}
     with torch.inference_mode():
         for turn in range(warm_up + repeats):
@@ -55,19 +39,16 @@ def measure(networks: Mapping[str, Looking], images: Tensor, *, repeats: int = 7
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 
-def _glance_and_focus(net: Looking, images: Tensor) -> None:
-    looks = min(net.settings.looks, 2)
-    if isinstance(net, PartsNetwork) and net.look_at_once(as_scene(images), every_look(looks)) is not None:
-        return
+def _glance_and_focus(net: GlanceFocus, images: Tensor) -> None:
     look = net.glance(images)
-    if looks > 1:
+    if net.settings.looks > 1:
         net.focus(look, net.policy.aim(look))
 
 
 def made_up_images(
     settings: NetworkSettings, count: int, device: torch.device, generator: torch.Generator | None = None
 ) -> Tensor:
-    """(count, 3, H, W) noise of the view's size, of clips (count, frames, 3, H, W)."""
+    """(count, 3, H, W) noise of the view's size, for clips (count, frames, 3, H, W)."""
     view = settings.view
     frames = () if settings.frames == 1 else (settings.frames,)
     shape = (count, *frames, 3, view.height_px, view.width_px)
@@ -76,10 +57,10 @@ def made_up_images(
 
 def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
     """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
-    network = hashlib.sha256(json.dumps(to_plain(settings), sort_keys=True).encode()).hexdigest()[:12]
+    network = fingerprint(to_plain(settings))[:12]
     threads = torch.get_num_threads()
-    told = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
-    return f"{told}, measured {MEASURING_VERSION}"
+    where = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
+    return f"{where}, measured {MEASURING_VERSION}"
 
 
 def recall(key: str, cache: Cache) -> str | None:
@@ -118,6 +99,6 @@ def _file(cache: Cache) -> Path | None:
     if cache is None:
         return None
     try:
-        return (cache_folder() if cache == "default" else cache) / CHOICES_FILE
+        return cache_folder(cache) / CHOICES_FILE
     except OSError:
         return None

@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.files import Cache
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
-from glancefocus.ranges import BatchSize, Threads, checked
-from glancefocus.runtime.at_once import AtOnce
-from glancefocus.runtime.auto import Looking, made_up_images, measure, recall, remember, situation
+from glancefocus.runtime.auto import made_up_images, measure, recall, remember, situation
 from glancefocus.runtime.forking import check_threads
-from glancefocus.runtime.graphs import Cache, graphs_in, graphs_of
-from glancefocus.runtime.network import PartsNetwork, Runner
-from glancefocus.runtime.one_graph import fits_one_graph
-from glancefocus.runtime.onnx import OnnxAllLooks, OnnxRunner, onnx_has_gpu
+from glancefocus.runtime.graphs import graphs_in, graphs_of
+from glancefocus.runtime.onnx import OnnxRunner
 from glancefocus.runtime.openvino import OpenVinoRunner
-from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple
-from glancefocus.settings import NetworkSettings
+from glancefocus.runtime.runner import PartsRunner, RunPart
+from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple, device_of
+from glancefocus.values import BatchSize, Threads, checked
 
 RUNTIMES = ("plain", "eager", "compile", "onnx", "openvino")
 AUTO = "auto"
@@ -30,27 +28,22 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What a runtime can be told beyond its name.
+    """Options of a runtime beyond its name.
 
     graphs         onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
-    light_weights  on a CPU: int8 weights where reading them takes the time. eager, onnx: in classifier and policy, see
-                   light_heads.py; onnx: in the encoders' last layers too, see few_places.py. Meant for small batches
-    half           eager, compile on a GPU: half precision
-    cuda_graphs    eager on a GPU: recorded for every bucket of batch sizes
-    mode           compile: of torch.compile; reduce-overhead fills batches up to buckets
+    light_weights  onnx: int8 weights in memory-bound layers, see int8.py; meant for small batches
+    mode           compile: of torch.compile
     """
 
     graphs: Path | None = None
     light_weights: bool = False
-    half: bool = False
-    cuda_graphs: bool = False
     mode: str = "default"
 
 
-_TAKES = {
+_OPTIONS_OF = {
     "plain": (),
-    "eager": ("light_weights", "half", "cuda_graphs"),
-    "compile": ("half", "mode"),
+    "eager": (),
+    "compile": ("mode",),
     "onnx": ("graphs", "light_weights"),
     "openvino": ("graphs",),
 }
@@ -64,11 +57,11 @@ def open_runtime(
     batch: int | None = None,
     cache: Cache = "default",
     options: RuntimeOptions | None = None,
-) -> GlanceFocus | PartsNetwork:
-    """A network that answers as this one does, computed by the runtime of this name.
+) -> GlanceFocus:
+    """The same network, computed by the runtime of this name; answers are the same, but for int8 weights.
 
-    name     plain, eager, compile, onnx, openvino; or auto: the fastest of those here, measured once and remembered
-    threads  of the CPU; torch has one number for the whole process, which is set. None: as it is
+    name     plain, eager, compile, onnx, openvino; or auto: the fastest of those installed, measured once and remembered
+    threads  of the CPU; torch has one number for the whole process, which is set. None: unchanged
     batch    images looked at together, for which auto chooses; None: 1
     cache    where graphs and choices are kept
     """
@@ -82,27 +75,19 @@ def open_runtime(
             raise BadSetting("the runtime 'auto' chooses by itself. Name a runtime to give it options.")
         return _open_fastest(net, 1 if batch is None else batch, cache)
     _check_options(name, options)
+    net = net.computed_by(None)
     if name == "plain":
-        return plain(net)
+        return plain(net).computed_by(None, name)
     parts = take_apart(net)
     if name in ("onnx", "openvino"):
         parts = [with_best(part) for part in parts]
-    run, units = _runner(name, parts, cache, options), net.policy.gru.hidden_size
-    # Without a cache the graphs are gone by the time that somebody looks at a single image.
-    kept = cache is not None or options.graphs is not None
-    at_once = _at_once(run, net.settings, units) if kept and fits_one_graph(net.settings) else None
-    return PartsNetwork(net.settings, run, net.policy.map_sides, units, name, at_once)
-
-
-def _at_once(run: Runner, settings: NetworkSettings, policy_units: int) -> AtOnce | None:
-    """Who takes all looks at a single image, where the runtime has graphs with loops."""
-    if not isinstance(run, OnnxRunner) or run.device.type != "cpu":
-        return None
-    return AtOnce(settings, OnnxAllLooks(run.graphs, settings, policy_units, run.threads))
+    runner = PartsRunner.of(net, _run_parts(name, parts, cache, options))
+    light = options.light_weights
+    return net.computed_by(runner, runtime_words(name, light_weights=light), light_weights=light)
 
 
 def runtime_words(name: str, *, light_weights: bool) -> str:
-    """A runtime as people read it, and as measured milliseconds are kept by."""
+    """The name of a runtime as it is shown, and under which measured milliseconds are kept."""
     return f"{name}, light weights" if light_weights else name
 
 
@@ -116,24 +101,25 @@ def open_backbone(
 ) -> Callable[[Tensor], Tensor]:
     """images (B, 3, H, W) of the view's size -> logits (B, classes): the plain backbone with its own head, in the same runtime.
 
-    Of clips (B, frames, 3, H, W).
+    Clips are (B, frames, 3, H, W).
     """
     options = RuntimeOptions() if options is None else options
     check_name(name, RUNTIMES)
     _check_options(name, options)
     if threads is not None:
         set_threads(threads)
+    net = net.computed_by(None)
     part = whole_backbone(plain(net) if name == "plain" else net)
     if name == "plain":
         return torch.inference_mode()(lambda images: as_tuple(part.module(images))[0])
-    run = _runner(name, [part], cache, options)
+    run = _run_parts(name, [part], cache, options)
     return lambda images: run(part.name, images)[0]
 
 
-def _open_fastest(net: GlanceFocus, batch: int, cache: Cache) -> GlanceFocus | PartsNetwork:
-    """The runtime that was the fastest here before, or else is now.
+def _open_fastest(net: GlanceFocus, batch: int, cache: Cache) -> GlanceFocus:
+    """The runtime that was measured to be the fastest here before, or is measured now.
 
-    Compiling takes minutes and is measured only on a GPU, where it pays.
+    Compiling takes minutes, and is measured only on a GPU, where it pays.
     """
     batch = checked(BatchSize, batch, "batch")
     device = next(net.parameters()).device
@@ -143,24 +129,23 @@ def _open_fastest(net: GlanceFocus, batch: int, cache: Cache) -> GlanceFocus | P
     chosen = recall(key, cache)
     if chosen in candidates:
         return open_runtime(net, chosen, cache=cache)
-    opened: dict[str, Looking] = {}
+    opened: dict[str, GlanceFocus] = {}
     for name in candidates:
         try:
             opened[name] = open_runtime(net, name, cache=cache)
         except GlancefocusError:
-            if name == "eager":  # which every network can be run by
+            if name == "eager":  # which works for every network
                 raise
     ms = measure(opened, made_up_images(net.settings, batch, device))
     fastest = min(ms, key=ms.__getitem__)
     remember(key, fastest, ms, cache)
-    return opened[fastest]  # type: ignore[return-value]
+    return opened[fastest]
 
 
 def installed(device: torch.device) -> tuple[str, ...]:
-    """The runtimes whose packages are here and that compute on this device."""
-    here = [name for name in ("onnx", "openvino") if all(map(importlib.util.find_spec, _PACKAGES[name]))]
-    if device.type == "cuda":
-        here = [name for name in here if name == "onnx" and onnx_has_gpu()]
+    """The runtimes whose packages are installed and that compute on this device."""
+    on_cpu = ("onnx", "openvino") if device.type == "cpu" else ()
+    here = [name for name in on_cpu if all(map(importlib.util.find_spec, _PACKAGES[name]))]
     return ("plain", "eager", "compile", *here)
 
 
@@ -168,7 +153,7 @@ _PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx",
 
 
 def plain(net: GlanceFocus) -> GlanceFocus:
-    """A copy as torch makes it: contiguous, nothing folded."""
+    """A copy as torch makes it: contiguous, no batch norm folded."""
     return copy.deepcopy(net).eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload,no-any-return]
 
 
@@ -178,7 +163,7 @@ def check_name(name: str, known: Sequence[str] = (*RUNTIMES, AUTO)) -> None:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch, and every runtime opened from now on, use so many threads."""
+    """Set the number of threads of torch, and of every runtime opened from now on."""
     threads = checked(Threads, threads, "threads")
     check_threads(threads)
     if threads != torch.get_num_threads():
@@ -187,30 +172,27 @@ def set_threads(threads: int) -> None:
 
 def _check_options(name: str, options: RuntimeOptions) -> None:
     default = RuntimeOptions()
-    for option in ("graphs", "light_weights", "half", "cuda_graphs", "mode"):
-        if getattr(options, option) != getattr(default, option) and option not in _TAKES[name]:
-            takers = [runtime for runtime in RUNTIMES if option in _TAKES[runtime]]
+    for option in ("graphs", "light_weights", "mode"):
+        if getattr(options, option) != getattr(default, option) and option not in _OPTIONS_OF[name]:
+            takers = [runtime for runtime in RUNTIMES if option in _OPTIONS_OF[runtime]]
             raise BadSetting(f"{option} is for the runtime {' or '.join(takers)}, not for {name!r}. Leave it out.")
 
 
-def _runner(name: str, parts: Sequence[Part], cache: Cache, options: RuntimeOptions) -> Runner:
-    device = next(parts[0].module.parameters()).device
-    if options.light_weights and device.type != "cpu":
-        raise BadSetting(
-            f"light weights are for processors, where reading weights takes the time, but the network is on {device}. "
-            "Leave them out, or load it with device='cpu'."
-        )
+def _run_parts(name: str, parts: Sequence[Part], cache: Cache, options: RuntimeOptions) -> RunPart:
     if name == "eager":
-        return EagerRunner(parts, half=options.half, cuda_graphs=options.cuda_graphs, light_heads=options.light_weights)
+        return EagerRunner(parts)
     if name == "compile":
-        return CompiledRunner(parts, mode=options.mode, buckets=options.mode == "reduce-overhead", half=options.half)
-    if name == "openvino" and device.type != "cpu":
-        raise BadSetting(f"OpenVINO computes on the CPU, but the network is on {device}. Load it with device='cpu'.")
+        return CompiledRunner(parts, mode=options.mode)
+    device = device_of(parts)
+    if device.type != "cpu":
+        raise BadSetting(
+            f"the runtime {name!r} computes on the CPU, but the network is on {device}. Load it with device='cpu'."
+        )
     if options.graphs is not None:
-        return _graph_runner(name, graphs_in(options.graphs, parts), device)
+        return _run_graphs(name, graphs_in(options.graphs, parts))
     with graphs_of(parts, cache, light_weights=options.light_weights) as graphs:
-        return _graph_runner(name, graphs, device)
+        return _run_graphs(name, graphs)
 
 
-def _graph_runner(name: str, graphs: dict[str, Path], device: torch.device) -> Runner:
-    return OnnxRunner(graphs, device=device) if name == "onnx" else OpenVinoRunner(graphs)
+def _run_graphs(name: str, graphs: dict[str, Path]) -> RunPart:
+    return OnnxRunner(graphs) if name == "onnx" else OpenVinoRunner(graphs)

@@ -3,8 +3,6 @@
 Beside each graph of the cache lies its SHA-256. A graph that does not have it, or another one, is written again and never run.
 """
 
-import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -12,15 +10,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import glancefocus
 from glancefocus.errors import BadSetting, MissingExtra
-from glancefocus.files import cache_folder, folder_aside, lock, read_file, write_text
-from glancefocus.files import fingerprint as content_hash
+from glancefocus.files import Cache, cache_folder, fingerprint, lock, read_file, replace_files, write_text
 from glancefocus.network.parts import Part
 from glancefocus.runtime.int8 import REWRITING_VERSION, write_light
 
@@ -114,10 +111,8 @@ def _check_free(part: Part, program: Any, batch: int | None) -> None:
 def _save(program: Any, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with folder_aside(file) as aside:
+        with replace_files(file) as aside:
             program.save(aside / file.name)
-            for written in sorted(aside.iterdir(), reverse=True):  # the weights first, then the graph that names them
-                os.replace(written, file.parent / written.name)
     except OSError as error:
         raise BadSetting(f"the graph {file} cannot be written: {error.strerror or error}.") from error
 
@@ -130,9 +125,6 @@ def _need(package: str) -> None:
 
 
 MOST_KEPT_BYTES = 4 << 30
-
-Cache = Path | Literal["default"] | None
-"""A folder; the usual one (see files.cache_folder); None: nothing is kept."""
 
 
 def graphs_in(folder: Path, parts: Sequence[Part]) -> dict[str, Path]:
@@ -157,7 +149,7 @@ def graphs_of(
             yield _written(parts, Path(aside), light_weights)
         return
     try:
-        folder = (cache_folder() if cache == "default" else cache) / "graphs"
+        folder = cache_folder(cache) / "graphs"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BadSetting(
@@ -181,7 +173,7 @@ def _one_writer(folder: Path) -> Iterator[None]:
 def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[str, Path]:
     files, fresh = {}, False
     for part in parts:
-        file = folder / f"{part.name}-{fingerprint(part)}.onnx"
+        file = folder / f"{part.name}-{part_fingerprint(part)}.onnx"
         if not _is_whole(file):
             write_onnx(part, file)
             _note_hash(file)
@@ -222,7 +214,7 @@ def _hash_file(file: Path) -> Path:
 def _hash_of(file: Path) -> str:
     """Of a graph, and of the weights that lie beside a large one."""
     weights = file.with_name(f"{file.name}.data")
-    return " ".join(content_hash(each) for each in ([file, weights] if weights.exists() else [file]))
+    return " ".join(fingerprint(each) for each in ([file, weights] if weights.exists() else [file]))
 
 
 def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
@@ -242,11 +234,8 @@ def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
             file.unlink(missing_ok=True)
 
 
-def fingerprint(part: Part) -> str:
-    """Of a part's weights, what it is made of and who writes its graph: another one of them is another file."""
-    told = [part.name, part.inputs, part.outputs, part.shapes, part.px, str(part.module)]
-    digest = hashlib.sha256(json.dumps([*told, glancefocus.__version__, torch.__version__]).encode())
-    for name, tensor in part.module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:20]
+def part_fingerprint(part: Part) -> str:
+    """Of a part's weights and structure, and of the versions that write its graph: a different one is a different file."""
+    about = [part.name, part.inputs, part.outputs, part.shapes, part.px, str(part.module)]
+    weights = [value for named in part.module.state_dict().items() for value in named]
+    return fingerprint([*about, glancefocus.__version__, torch.__version__], *weights)[:20]

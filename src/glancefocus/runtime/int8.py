@@ -1,18 +1,18 @@
 """Light weights in ONNX graphs: int8 in heads and where a convolution waits for its weights, everything else as it was."""
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from glancefocus.errors import MissingExtra
-from glancefocus.files import folder_aside
+from glancefocus.files import replace_files
+from glancefocus.network.encoder import Encoder
 from glancefocus.network.parts import Part
-from glancefocus.runtime.light_heads import head_layers
 
 REWRITING_VERSION = 2
 """Raise it whenever a graph would be rewritten differently: kept graphs of another version are not used."""
@@ -173,6 +173,19 @@ def _attributes(node: Any) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
+def head_layers(module: nn.Module) -> dict[str, nn.GRUCell | nn.Linear]:
+    """{name: layer} of the heads in a part: every GRU and linear layer outside of the encoder, and the encoder's own head."""
+    inside: set[nn.Module] = set()
+    for encoder in (inner for inner in module.modules() if isinstance(inner, Encoder)):
+        own = encoder.backbone.get_classifier()
+        inside |= set(encoder.modules()) - set(own if isinstance(own, tuple) else [own])
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, (nn.GRUCell, nn.Linear)) and layer not in inside
+    }
+
+
 def write_light(part: Part, file: Path, light: Path) -> None:
     """Write the graph `file` of a part once more, with light weights."""
     try:
@@ -186,7 +199,7 @@ def write_light(part: Part, file: Path, light: Path) -> None:
     names = [*_products(model, [f"{name}." for name in head_layers(part.module)]), *convolutions_as_products(model)]
     # The quantiser transposes weights, and would not change what is noted of their shapes.
     del model.graph.value_info[:]
-    with folder_aside(light) as aside:
+    with replace_files(light) as aside:
         written = aside / light.name
         if names:
             quantization.quantize_dynamic(
@@ -200,7 +213,6 @@ def write_light(part: Part, file: Path, light: Path) -> None:
             )
         else:
             onnx.save(model, written)
-        os.replace(written, light)
 
 
 def _products(model: Any, beginnings: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Parts as torch modules made ready for answering: batch norms folded, channels last, no gradients."""
+"""Parts as torch modules prepared for inference: batch norms folded, channels last, no gradients; optionally compiled."""
 
 import copy
 import os
@@ -14,19 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.parts import Part
-from glancefocus.runtime.buckets import in_buckets
-from glancefocus.runtime.cuda_graphs import CudaGraphs
-from glancefocus.runtime.light_heads import lighten
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def fold_batch_norms(module: nn.Module, example: tuple[Tensor, ...]) -> int:
-    """Fold, in this module itself, every batch norm that sees what one convolution gives and nobody else does; returns how many.
+    """Fold batch norms into convolutions, in this module itself; returns how many were folded.
 
-    The module is run once on the example to see who follows whom, so nothing needs to be known of its code. What a batch norm does
-    besides normalising (timm's BatchNormAct2d holds an activation) stays in its place; others are left as they are.
+    A batch norm is folded if its input is the output of one convolution that nothing else uses. The module is run once on the
+    example to find such pairs, so that its code does not matter. An activation inside the batch norm (timm's BatchNormAct2d) stays.
     """
     pairs = _followers(module.eval(), example)
     for convolution, norm in pairs:
@@ -40,7 +37,7 @@ def count_batch_norms(module: nn.Module) -> int:
 
 
 def _followers(module: nn.Module, example: tuple[Tensor, ...]) -> list[tuple[nn.Module, nn.Module]]:
-    """(convolution, batch norm) wherever the one feeds only the other, and both are used once."""
+    """(convolution, batch norm) pairs where the first feeds only the second, and both run once."""
     by_output: dict[int, nn.Module] = {}
     fed: list[tuple[nn.Module, nn.Module, Tensor]] = []
     runs: dict[nn.Module, int] = {}
@@ -70,7 +67,7 @@ def _followers(module: nn.Module, example: tuple[Tensor, ...]) -> list[tuple[nn.
 
 
 class _Uses(TorchFunctionMode):
-    """Counts how many operations take a tensor and give another. It keeps all of them, so that no two ever have one id."""
+    """Counts how many operations use a tensor. It keeps every tensor, so that no two ever get the same id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,140 +123,66 @@ def _replace(module: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 class EagerRunner:
-    """Runs copies of the parts; the network that they came from stays as it is.
+    """Runs copies of the parts; the network that they came from stays as it is."""
 
-    half         on a GPU: weights and arithmetic in half precision; what goes in and out stays float32
-    cuda_graphs  on a GPU: each part is recorded once for every bucket of batch sizes and then replayed, without Python in between
-    light_heads  int8 weights in the heads, see light_heads.py
-    """
-
-    def __init__(
-        self, parts: Sequence[Part], *, half: bool = False, cuda_graphs: bool = False, light_heads: bool = False
-    ) -> None:
-        self.device = device_of(parts)
-        check_for_gpu(self.device, half=half, cuda_graphs=cuda_graphs)
-        self.half = half
+    def __init__(self, parts: Sequence[Part]) -> None:
         self.modules = ready_modules(parts)
-        if light_heads:
-            lighten(self.modules.values())
-        if half:
-            for module in self.modules.values():
-                module.half()
-        self.graphs = CudaGraphs(self.modules) if cuda_graphs else None
 
     @torch.inference_mode()
     def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
-        if self.half:
-            inputs = tuple(tensor.half() for tensor in inputs)
-        inputs = tuple(channels_last(tensor) for tensor in inputs)
-        if self.graphs is not None:
-            graphs = self.graphs
-            outputs: Sequence[Tensor] = in_buckets(lambda *filled: graphs(part, *filled), inputs)
-        else:
-            outputs = as_tuple(self.modules[part](*inputs))
-        return [tensor.float() for tensor in outputs] if self.half else outputs
+        return as_tuple(self.modules[part](*map(channels_last, inputs)))
+
+
+class CompiledRunner:
+    """Runs the parts of EagerRunner compiled by torch, each when it is first used: minutes before the first answer.
+
+    mode     of torch.compile; reduce-overhead records CUDA graphs on a GPU
+    backend  of torch.compile
+    """
+
+    MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+    def __init__(self, parts: Sequence[Part], *, mode: str = "default", backend: str = "inductor") -> None:
+        if mode not in self.MODES:
+            raise UnknownName("mode of torch.compile", mode, self.MODES, f"There are {', '.join(self.MODES)}.")
+        if backend == "inductor" and device_of(parts).type == "cpu":
+            check_compiler()
+        # Freezing builds the weights into the compiled code.
+        options = {**torch._inductor.list_mode_options(mode), "freezing": True} if backend == "inductor" else None
+        self.modules = {
+            name: torch.compile(module, dynamic=True, backend=backend, options=options)
+            for name, module in ready_modules(parts).items()
+        }
+
+    @torch.no_grad()  # freezing works only without gradients
+    def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
+        return as_tuple(self.modules[part](*map(channels_last, inputs)))
 
 
 def ready_modules(parts: Sequence[Part]) -> dict[str, nn.Module]:
-    """Copies of the parts' modules, which share among them what the parts share, with batch norms folded, channels last."""
-    copies = {part.name: module for part, module in zip(parts, _copies(parts), strict=True)}
+    """Copies of the parts' modules with batch norms folded, channels last; the copies share what the parts share."""
+    modules = copy.deepcopy([part.module for part in parts])
     device = device_of(parts)
-    for part in parts:
-        module = copies[part.name].eval().requires_grad_(False)
+    for part, module in zip(parts, modules, strict=True):
+        module.eval().requires_grad_(False)
         fold_batch_norms(module, tuple(tensor.to(device) for tensor in part.example(1)))
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return copies
-
-
-def _copies(parts: Sequence[Part]) -> list[nn.Module]:
-    return copy.deepcopy([part.module for part in parts])
+    return {part.name: module for part, module in zip(parts, modules, strict=True)}
 
 
 def device_of(parts: Sequence[Part]) -> torch.device:
-    """Where the weights are."""
+    """The device of the weights."""
     return next((p.device for part in parts for p in part.module.parameters()), torch.device("cpu"))
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images laid out as convolutions like them; clips and vectors as they are."""
+    """Images in the layout that convolutions prefer; clips and vectors as they are."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The outputs of a part, also where there is only one."""
     return (outputs,) if isinstance(outputs, Tensor) else outputs
-
-
-def check_for_gpu(device: torch.device, **wishes: bool) -> None:
-    """Refuse on a CPU what only a GPU can do."""
-    for name, wished in wishes.items():
-        if wished and device.type != "cuda":
-            raise BadSetting(
-                f"{name} is for a GPU, but the network is on the {device.type}. Move it to a GPU, or leave {name} out."
-            )
-
-
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-
-class CompiledRunner:
-    """Runs the parts of EagerRunner compiled, each when it is first used.
-
-    mode     of torch.compile
-    buckets  True: one fixed shape for every power of two, which batches are filled up to; needed for CUDA graphs
-             (mode reduce-overhead). False: one kernel for one row, one for any number of rows
-    backend  of torch.compile
-    """
-
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        *,
-        mode: str = "default",
-        buckets: bool = False,
-        half: bool = False,
-        backend: str = "inductor",
-    ) -> None:
-        if mode not in MODES:
-            raise UnknownName("mode of torch.compile", mode, MODES, f"There are {', '.join(MODES)}.")
-        device = device_of(parts)
-        check_for_gpu(device, half=half)
-        if backend == "inductor" and device.type == "cpu":
-            check_compiler()
-        self.buckets = buckets
-        self.half = half
-        self.modules = {
-            name: torch.compile(
-                module.half() if half else module,
-                dynamic=not buckets,
-                backend=backend,
-                options=_options(mode) if backend == "inductor" else None,
-            )
-            for name, module in ready_modules(parts).items()
-        }
-
-    @torch.no_grad()  # weights are built into the code only while nobody asks for gradients
-    def __call__(self, part: str, *inputs: Tensor) -> Sequence[Tensor]:
-        if self.half:
-            inputs = tuple(tensor.half() for tensor in inputs)
-        inputs = tuple(channels_last(tensor) for tensor in inputs)
-        outputs = in_buckets(self._run(part), inputs) if self.buckets else self._run(part)(*inputs)
-        return [tensor.float() for tensor in outputs] if self.half else outputs
-
-    def _run(self, part: str) -> Any:
-        def run(*inputs: Tensor) -> Sequence[Tensor]:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            outputs = as_tuple(self.modules[part](*inputs))
-            return (
-                [output.clone() for output in outputs] if outputs[0].is_cuda else outputs
-            )  # the next run writes over them
-
-        return run
-
-
-def _options(mode: str) -> dict[str, Any]:
-    """What torch.compile makes of a mode, with weights built into the code."""
-    return {**torch._inductor.list_mode_options(mode), "freezing": True}
 
 
 def check_compiler() -> None:

@@ -219,7 +219,7 @@ class MistakenGlances:
     def glance(self, scene: Scene) -> Look:
         look = self.net.glance(scene)
         mistaken = (torch.rand(look.count, generator=self.generator) < self.share).to(look.memory.device)
-        other = self.remember(look.vector.detach().roll(1, 0))
+        other = self.remember(look.features.detach().roll(1, 0))
         return replace(look, memory=torch.where(mistaken[:, None], other, look.memory))
 
     def focus(self, look: Look, aim: Aim) -> Look:

@@ -5,7 +5,6 @@ baseline to beat. The glance encoder starts from it and is fine-tuned on glances
 built-in world both may see small scenes first.
 """
 
-import hashlib
 import math
 from typing import Any, NamedTuple
 
@@ -18,9 +17,11 @@ from glancefocus.data.splits import Split, followed, in_order, scene_batches
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import size_in
+from glancefocus.files import fingerprint
 from glancefocus.interrupts import let_through
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
-from glancefocus.scene import as_batch, resized
+from glancefocus.region import resized, whole
+from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.checkpoint import check_tensors
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
@@ -139,13 +140,12 @@ class BackboneEvidence:
         """Those of all images, as the focus encoder sees them with the weights that it has now."""
         if self.train is not self.workshop.data.train:
             return self._of_all(self.train)
-        seen_by = hashlib.sha256()
-        for name, weight in self.workshop.net.focus_encoder.state_dict().items():
-            seen_by.update(name.encode() + weight.detach().cpu().numpy().tobytes())
-        seen_by.update(self.train.labels.numpy().tobytes())  # of a folder some files may be gone when a run goes on
+        weights = [value for named in self.workshop.net.focus_encoder.state_dict().items() for value in named]
+        # The labels too: some files of a folder may be gone when a run is resumed.
+        seen_by = fingerprint(*weights, self.train.labels)
         known = self.workshop.known_evidence
-        if known is None or known["seen_by"] != seen_by.hexdigest() or len(known["weight"]) != len(self.train):
-            known = {"seen_by": seen_by.hexdigest(), **self._of_all(self.train)._asdict()}
+        if known is None or known["seen_by"] != seen_by or len(known["weight"]) != len(self.train):
+            known = {"seen_by": seen_by, **self._of_all(self.train)._asdict()}
             self.workshop.known_evidence = known
         return Places(known["centre"], known["weight"])
 
@@ -220,7 +220,7 @@ class EncoderStep(nn.Module):
         if self.size is not None:
             seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
         elif self.glance_px is not None:
-            seen = scene.glance(self.glance_px, self.settings.glance_resize)
+            seen = scene.view(whole(self.glance_px, self.settings.glance_resize).at())
         else:
             seen = scene.whole
         encoding: Encoding = self.encoder(seen)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path, write_text
+from glancefocus.progress import ProgressBars
 from glancefocus.training.plan import duration
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 NONE = "none"
@@ -204,19 +203,9 @@ class Journal:
         self.file = folder / METRICS_FILE
         self.writes = writes
         self.console = Console(stderr=True, quiet=quiet or not writes)
-        self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            _EpochTime(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
+        self.bars = ProgressBars(self.console)
         self._trackers = trackers
-        self._task: Any = None
-        self._total: Any = None
+        self._epoch = ("", 0, 0)  # description, steps done, steps in all
         self._time_left: TimeLeft | None = None
         self._started = time.monotonic()
 
@@ -231,29 +220,38 @@ class Journal:
         return self.file.stat().st_size if self.file.exists() else 0
 
     def start(self, description: str, total: int, done: int = 0) -> None:
-        self.progress.start()
-        if self._task is not None:
-            self.progress.remove_task(self._task)
-        self._task = self.progress.add_task(description, total=total, completed=done, numbers="")
+        self.bars.start()
+        self.bars.remove(self._epoch[0])
+        self._epoch = description, done, total
+        self.bars.show(*self._epoch)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Show the progress of work outside the epochs; see progress.Progress."""
+        self.bars.start()
+        self.bars.show(what, done, total)
+        if done >= total:
+            self.bars.remove(what)
 
     def expect(self, total_s: float) -> None:
         """Show how much of the whole run is done, and the time left, from now on."""
         self._time_left = TimeLeft(total_s)
-        self._total = self.progress.add_task("whole run, %", total=100, numbers="", whole=True)
+        self.bars.show("whole run, %", 0, 100, timed=False)
 
     def reach(self, done_s: float) -> None:
         """So many of the expected seconds lie behind."""
         if self._time_left is not None:
             self._time_left.reach(done_s, time.monotonic())
             share = 100 * done_s / max(1e-9, self._time_left.total_s)
-            self.progress.update(self._total, completed=min(100, int(share)), numbers=self._left())
+            self.bars.show("whole run, %", min(100, int(share)), 100, note=self._left(), timed=False)
 
     def _left(self) -> str:
         return "" if self._time_left is None else f"about {duration(self._time_left.seconds)} left"
 
     def step(self, numbers: dict[str, Any], images_per_s: float) -> None:
-        if self._task is not None:
-            self.progress.update(self._task, advance=1, numbers=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
+        description, done, total = self._epoch
+        if description:
+            self._epoch = description, done + 1, total
+            self.bars.show(*self._epoch, note=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One line, for machines and for people."""
@@ -298,7 +296,7 @@ class Journal:
         self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        self.progress.stop()
+        self.bars.stop()
         if self._trackers is not None:
             self._trackers.close()
 
@@ -319,13 +317,6 @@ class TimeLeft:
         # The first minute says little: until then the plan counts as well as what was seen.
         pace = (taken + 60) / (expected + 60)
         self.seconds = max(0.0, (self.total_s - done_s) * pace)
-
-
-class _EpochTime(TimeRemainingColumn):
-    """Time left of an epoch; the whole run's is worked out from the plan and stands beside its bar."""
-
-    def render(self, task: Task) -> Text:
-        return Text("") if task.fields.get("whole") else super().render(task)
 
 
 def _brief(numbers: dict[str, Any]) -> str:

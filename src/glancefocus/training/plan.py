@@ -24,7 +24,7 @@ from glancefocus.settings import NetworkSettings, from_plain
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, what_to_lower
-from glancefocus.typed import read_json
+from glancefocus.values import read_json
 
 PROCESS_BYTES = 700 << 20  # Python, torch and timm, before any data
 WORKER_BYTES = 400 << 20  # of each process that reads files

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from glancefocus.evaluation.full_report import Training, read_training_curves, w
 from glancefocus.evaluation.judge import Weights, judge
 from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.rivals import (
-    Progress,
     image_size,
     patch_side,
     rival_name,
@@ -43,6 +41,7 @@ from glancefocus.network.build import build, load_encoders
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly, open_safely
+from glancefocus.progress import Progress
 from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import (
     keep_data,
@@ -115,7 +114,7 @@ def _train(
     reported: bool,
 ) -> Bundle:
     net = _new_network(settings)  # first, so that a missing file of weights is told at once
-    data = _open_data(settings, _tell(journal))
+    data = _open_data(settings, journal.tell)
     if accelerator.is_main_process:
         keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
     for remark in data.remarks:
@@ -129,13 +128,13 @@ def _train(
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
-    workshop = Workshop(net, data, settings, accelerator, _tell(journal))
+    workshop = Workshop(net, data, settings, accelerator, journal.tell)
     plan = _planned(workshop, folder, journal) if planned else None
     TrainingLoop(workshop, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
         tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
     if accelerator.is_main_process:
-        bundle = finish_bundle(net, data, settings, folder, _tell(journal))
+        bundle = finish_bundle(net, data, settings, folder, journal.tell)
         bundle.save(folder / BUNDLE_FOLDER)
         if reported:
             write_run_report(bundle, data, settings, folder)
@@ -174,7 +173,7 @@ def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
 def _go_through(workshop: Workshop, folder: Path, plan: list[str], *, quiet: bool) -> None:
     """These stages, with a checkpoint and a journal in this folder; what was stopped there goes on."""
     with contextlib.closing(Journal(folder, writes=workshop.accelerator.is_main_process, quiet=quiet)) as journal:
-        TrainingLoop(replace(workshop, tell=_tell(journal)), folder, journal, plan).run()
+        TrainingLoop(replace(workshop, tell=journal.tell), folder, journal, plan).run()
 
 
 def _open_data(settings: TrainSettings, progress: Progress | None = None) -> Data:
@@ -199,17 +198,6 @@ def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.weights is not None and settings.weights != "pretrained":
         load_encoders(net, settings.weights)
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _tell(journal: Journal) -> Any:
-    last = {"what": "", "at": 0.0}
-
-    def tell(what: str, done: int, total: int) -> None:
-        if journal.console.is_terminal and (time.monotonic() - last["at"] > 0.2 or done == total):  # type: ignore[operator]
-            last.update(what=what, at=time.monotonic())
-            journal.console.print(f"{what} {done}/{total}", end="\r" if done < total else "\n", highlight=False)
-
-    return tell
 
 
 def threads_per_process(processes: int) -> int:

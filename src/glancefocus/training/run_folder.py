@@ -16,7 +16,6 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
-from glancefocus.ranges import shown
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import (
     class_differences,
@@ -24,7 +23,7 @@ from glancefocus.training.checkpoint import (
     write_run_file,
 )
 from glancefocus.training.settings import STAGES, TrainSettings
-from glancefocus.typed import Fields, read_json
+from glancefocus.values import Fields, read_json, shown
 
 REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"

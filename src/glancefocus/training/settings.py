@@ -7,7 +7,8 @@ from typing import Literal
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import (
+from glancefocus.settings import NetworkSettings, check_fields
+from glancefocus.values import (
     BatchSize,
     Epochs,
     InnerShare,
@@ -26,7 +27,6 @@ from glancefocus.ranges import (
     Weight,
     WeightDecay,
 )
-from glancefocus.settings import NetworkSettings, check_fields
 
 STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
 # What a user may say for them; the paper numbers its stages.

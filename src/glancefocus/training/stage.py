@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from glancefocus.data.checking import Progress
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadRun
@@ -19,6 +18,7 @@ from glancefocus.look import Look
 from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
+from glancefocus.progress import Progress
 from glancefocus.scene import Scene, as_batch
 from glancefocus.training.settings import STAGES, TrainSettings
 
@@ -245,7 +245,7 @@ class KeptGlances:
         if not self.columns:
             # The answer of a classifier that is being trained changes; it is worked out anew from the vector.
             answers = {} if learns(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
-            columns = {"map": look.map, "vector": look.vector, **answers}
+            columns = {"map": look.map, "vector": look.features, **answers}
             count = self.known.shape[0]
             row_bytes = sum(column[0].numel() * column.element_size() for column in columns.values())
             self.full = row_bytes * count > self.limit_bytes

@@ -4,7 +4,6 @@ A folder of the cache holds one file for each array and `about.json`, which says
 written aside and renamed, so it is whole or not there; one that was damaged later is made again.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -20,8 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.files import cache_folder, cache_path, lock, open_file, remove_unfinished, replace_folder, write_text
-from glancefocus.typed import read_json
+from glancefocus.files import (
+    cache_folder,
+    cache_path,
+    fingerprint,
+    lock,
+    open_file,
+    remove_unfinished,
+    replace_folder,
+    write_text,
+)
+from glancefocus.values import read_json
 
 ABOUT_FILE = "about.json"
 _CHECKED_BLOCKS, _BLOCK_BYTES = 1024, 1 << 20
@@ -45,9 +53,7 @@ def kept_scenes(
     if cache is None:
         return _hold_in_memory(scenes, shapes)
     try:
-        folder = cache_folder() if cache == "default" else cache
-        folder.mkdir(parents=True, exist_ok=True)
-        return _kept_in(folder, scenes, shapes, about)
+        return _kept_in(cache_folder(cache), scenes, shapes, about)
     except OSError as error:
         place = error.filename or (cache_path() if cache == "default" else cache)
         raise BadSetting(
@@ -57,7 +63,7 @@ def kept_scenes(
 
 
 def _kept_in(cache: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) -> dict[str, Tensor]:
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    name = fingerprint(about)[:16]
     folder = cache / f"{about['world']}-{about['split']}-{name}"
     with lock(folder.with_suffix(".lock"), wait=True):  # of several processes that want the same scenes one draws them
         tensors = _open(folder, shapes)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from glancefocus.data.worlds.cache import Shapes, balanced_label, kept_scenes, scene_stream
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.ranges import Range
 from glancefocus.settings import check_fields
+from glancefocus.values import Range
 
 CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 

@@ -12,8 +12,8 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from glancefocus.data.worlds.sign_faces import Colour, Sign, choose_distractor, paste_face, speed_limit
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import Range
 from glancefocus.settings import check_fields
+from glancefocus.values import Range
 
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadSetting
-from glancefocus.ranges import ANY_NUMBER, Range, checked_number, read_number, shortened
 from glancefocus.settings import check_fields, from_plain
+from glancefocus.values import ANY_NUMBER, Range, checked_number, read_number, shortened
 
 LOOKS = Range(1, 64)
 

@@ -11,17 +11,17 @@ from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomSizes
-from glancefocus.runtime.network import PartsNetwork
+from glancefocus.runtime.runner import PartsRunner
 
 
-def in_parts(net: GlanceFocus) -> PartsNetwork:
+def in_parts(net: GlanceFocus) -> GlanceFocus:
     modules = {part.name: part.module for part in take_apart(net)}
 
     def run(part: str, *inputs: Tensor) -> Sequence[Tensor]:
         outputs = modules[part](*inputs)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
 
-    return PartsNetwork(net.settings, run, net.policy.map_sides, net.policy.gru.hidden_size)
+    return net.computed_by(PartsRunner.of(net, run), "parts")
 
 
 def test_parts_answer_as_the_whole(small_net: Callable[..., GlanceFocus], kind: dict[str, Any]) -> None:

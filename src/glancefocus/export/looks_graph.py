@@ -13,15 +13,18 @@ It is put together from the graphs of the parts (see network/parts.py), with wha
 what they are for, so that a profile tells where the time goes: the name of a part, or one of SHRINKING, CUTTING, LEAVING.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.network.parts import aim_part, answer_part
+from glancefocus.outcome import Outcome
 from glancefocus.settings import NetworkSettings
 
 SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
@@ -267,3 +270,28 @@ class _Composer:
 
     def _constant(self, name: str, value: Any, kind: str) -> Any:
         return self.onnx.numpy_helper.from_array(np.array(value, kind), name)
+
+
+def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: int) -> Outcome:
+    """The graph's outputs as an outcome, as the loop's recorder would give it."""
+    logits, answer, confidence, answers, confidences, where = outputs
+    answered, sureness = (
+        [*answer.tolist(), *answers.ravel().tolist()],
+        [*confidence.tolist(), *confidences.ravel().tolist()],
+    )
+    looks, most = len(answered), len(thresholds)
+    left = most - looks
+    threshold = thresholds[looks - 1]
+    sure = bool(sureness[-1] > np.float32(threshold)) and (looks < most or threshold > 0)  # see ExitRule
+    aimed_at = [*where.reshape(-1, 2).tolist(), *([[math.nan, math.nan]] * left)]
+    return Outcome(
+        answer=torch.tensor(answered[-1:]),
+        confidence=torch.tensor(sureness[-1:], dtype=torch.float32),
+        looks=torch.tensor([looks]),
+        sure=torch.tensor([sure]),
+        logits=torch.from_numpy(logits),
+        where=torch.tensor(aimed_at, dtype=torch.float32).reshape(1, most - 1, 2),
+        patch_px=torch.tensor([[patch_px] * (looks - 1) + [0] * left], dtype=torch.int64),
+        answer_after=torch.tensor([answered + [-1] * left]),
+        confidence_after=torch.tensor([sureness + [math.nan] * left], dtype=torch.float32),
+    )

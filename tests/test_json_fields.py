@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glancefocus.errors import BadSetting
-from glancefocus.typed import Fields, list_of, number_of, parse_json, read_json, text_of, whole_of
+from glancefocus.values import Fields, list_of, number_of, parse_json, read_json, text_of, whole_of
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from glancefocus.typed import Fields, list_of, number_of, parse_json, read_json,
         (b'{"\\udc80": 1}', "it has a text that is not Unicode"),
         (b'{"a": "\xff"}', r"it is not text in UTF-8 \(byte 7\)"),
         ('{"a": 1}'.encode("utf-16"), "it is not text in UTF-8"),
-        (b"[" * 100_000, "lie too deep in one another|lie more than"),
-        (b"[" * 33 + b"]" * 33, "lie more than 32 deep in one another"),
+        (b"[" * 100_000, "nested too deeply|nested more than"),
+        (b"[" * 33 + b"]" * 33, "are nested more than 32 deep"),
         (b"[" + b"1," * 4_000_001 + b"1]", "it has more than 4,000,000 values"),
         (b"", "it is not JSON"),
         (b"{'a': 1}", "it is not JSON"),
@@ -83,10 +83,10 @@ def test_fields_are_of_their_kind_or_refused_by_name() -> None:
         (lambda: fields.whole("t", 0, 5), "top.t must be a whole number from 0 to 5, but got 'a'"),
         (lambda: fields.table("in").whole("k", 0, 1), "top.in.k must be a whole number from 0 to 1, but got True"),
         (lambda: fields.table("n"), "top.n must be a table of names and values, but got 3"),
-        (lambda: fields.text("t", 0), "top.t is a text of 1 characters. At most 0"),
+        (lambda: fields.text("t", 0), "top.t is a text of 1 characters; at most 0"),
         (lambda: fields.text("n", 9), "top.n must be a text, but got 3"),
         (lambda: fields.listed("n", 9, lambda v, n: v), "top.n must be a list, but got 3"),
-        (lambda: fields.listed("l", 1, lambda v, n: v), "top.l has 2 values. At most 1"),
+        (lambda: fields.listed("l", 1, lambda v, n: v), "top.l has 2 values; at most 1"),
         (
             lambda: list_of([1, "b"], "l", 9, lambda v, n: number_of(v, n, 0, 1)),
             r"l\[1\] must be a number from 0 to 1, but got 'b'",

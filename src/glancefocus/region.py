@@ -1,0 +1,195 @@
+"""A region: what one look sees of an image. And the pixel work of it: cutting, resizing, normalising.
+
+A look sees a square of the image, at a resolution. Three numbers say which: `where` it lies, the `extent` that it covers, and `px`,
+the side of what the encoder gets. The paper's glance covers the whole image; its patches cover px x px pixels, without resizing.
+"""
+
+import functools
+import struct
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glancefocus.errors import BadCheckpoint, ImageTooSmall
+from glancefocus.resize import antialiased
+from glancefocus.settings import GlanceResize, ViewSettings
+
+# Largest number of float values that are resized in one call on a CPU. The C library gives larger buffers back to the system after
+# each call, and getting them again takes longer than the resizing.
+FLOATS_PER_CALL = 1 << 22
+
+
+@dataclass(frozen=True)
+class View:
+    """A region without its place: how much of an image a look covers, and at what resolution.
+
+    px      side of what the encoder gets
+    extent  side of the square that it covers: an int in pixels of the image, a float as a share of the image's shorter side;
+            None: the whole image, whose aspect ratio is not kept
+    resize  how the pixels are resized; not used where extent and px are the same
+    """
+
+    px: int
+    extent: int | float | None = None
+    resize: GlanceResize = "antialias"
+
+    def extent_px(self, height_px: int, width_px: int) -> int:
+        """Side of the covered square in an image of this size; only for views that do not cover the whole image."""
+        assert self.extent is not None
+        return self.extent if isinstance(self.extent, int) else round(self.extent * min(height_px, width_px))
+
+    def at(self, where: Tensor | None = None) -> "Region":
+        """This view at a place of each image; where (B, 2) in [0, 1] as (y, x), None for the whole image."""
+        return Region(self, where)
+
+
+@dataclass(frozen=True)
+class Region:
+    """One region of each image of a batch: the same view of all, each at its own place.
+
+    where  (B, 2) in [0, 1] as (y, x): 0 puts the square against the top or left edge, 1 against the bottom or right, so it never
+           leaves the image; None where the view covers the whole image
+    """
+
+    view: View
+    where: Tensor | None = None
+
+    def repeat_interleave(self, times: int) -> "Region":
+        """The region of each image several times in a row: for frames of a clip, which share their place."""
+        return self if self.where is None else Region(self.view, self.where.repeat_interleave(times, dim=0))
+
+    def rows(self, rows: slice) -> "Region":
+        """The regions of some images of the batch."""
+        return self if self.where is None else Region(self.view, self.where[rows])
+
+    def split(self, counts: list[int]) -> list["Region"]:
+        """One region for each of several batches that follow one another."""
+        if self.where is None:
+            return [self] * len(counts)
+        return [Region(self.view, where) for where in torch.split(self.where, counts)]
+
+
+def whole(px: int, resize: GlanceResize = "antialias") -> View:
+    """The whole image at px x px: a glance."""
+    return View(px, None, resize)
+
+
+def native(px: int) -> View:
+    """A patch of px x px pixels as they are: the paper's focus look."""
+    return View(px, px)
+
+
+def shrink(images: Tensor, px: int, resize: GlanceResize = "antialias") -> Tensor:
+    """The whole of each image at px x px.
+
+    images  (B, 3, H, W)
+    resize  antialias: bilinear over the whole footprint of each new pixel. bicubic, bilinear: corners aligned, no antialiasing, as
+            the paper's released models were trained.
+    """
+    return resized(images, (px, px), resize)
+
+
+def resized(images: Tensor, size: tuple[int, int], resize: GlanceResize) -> Tensor:
+    """The whole of each image (B, C, H, W) at this (height, width), see shrink."""
+    if resize == "antialias":
+        return antialiased(images, size)
+    return F.interpolate(images, size=size, mode=resize, align_corners=True)
+
+
+def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
+    """The first row and column of each patch, (B, 2) int64: floor(where x (image - patch)), the product in float32.
+
+    where  (B, 2) in [0, 1] as (y, x): 0 puts the patch against the top or left edge, 1 against the bottom or right, so a patch
+           never leaves the image.
+    """
+    _check_fits(height_px, width_px, px)
+    room = _room(height_px - px, width_px - px, where.device)
+    return (where.float().clamp(0, 1) * room).floor().long()
+
+
+def _check_fits(height_px: int, width_px: int, px: int) -> None:
+    if px > height_px or px > width_px:
+        raise ImageTooSmall(
+            f"a patch of {px} px cannot be cut out of an image of {height_px}x{width_px} px. "
+            "Use larger images, or a network with smaller patches."
+        )
+
+
+def _corners(where: Tensor, height_px: int, width_px: int, px: int) -> list[tuple[int, int]]:
+    """The same as `top_left`, bit for bit, in plain Python: several times faster than torch for a few places."""
+    _check_fits(height_px, width_px, px)
+    high, wide = height_px - px, width_px - px
+    try:
+        return [(_floor(y, high), _floor(x, wide)) for y, x in where.float().tolist()]
+    except ValueError:
+        raise BadCheckpoint(
+            "the network aims at NaN: its weights are too large, or broken. Train or import it again."
+        ) from None
+
+
+def _floor(share: float, room: int) -> int:
+    """floor(share x room) with the product rounded to float32, as torch does."""
+    product: float = _FLOAT32.unpack(_FLOAT32.pack(min(max(share, 0.0), 1.0) * room))[0]
+    return int(product)
+
+
+_FLOAT32 = struct.Struct("f")
+
+
+@functools.lru_cache(maxsize=64)
+def _room(height_px: int, width_px: int, device: torch.device) -> Tensor:
+    """(2,) as a tensor; cached, because making a tensor takes longer than using it."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used outside of it
+        return torch.tensor([height_px, width_px], dtype=torch.float32, device=device)
+
+
+def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> Tensor:
+    """Cut one square patch out of each image, at full resolution, without touching the rest of it.
+
+    images  (N, 3, H, W)
+    where   (B, 2), see top_left
+    rows    (B,) the image of each patch; None: image i for patch i
+    returns (B, 3, px, px)
+    """
+    height_px, width_px = images.shape[-2:]
+    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Copying slices is many times faster there than picking pixel by pixel.
+        numbers = range(where.shape[0]) if rows is None else rows.tolist()
+        corners = _corners(where, height_px, width_px, px)
+        if len(corners) == 1 and images.dtype in (torch.float32, torch.uint8) and not images.requires_grad:
+            (n,), ((top, left),) = numbers, corners
+            # numpy has less overhead for a single slice. "K" keeps the channels-last layout.
+            return torch.from_numpy(images.numpy()[n : n + 1, :, top : top + px, left : left + px].copy("K"))
+        places = zip(numbers, corners, strict=True)
+        return torch.cat([images[n : n + 1, :, top : top + px, left : left + px] for n, (top, left) in places])
+    start = top_left(where, height_px, width_px, px)
+    offsets = torch.arange(px, device=images.device)
+    y = (start[:, 0:1] + offsets)[:, :, None]
+    x = (start[:, 1:2] + offsets)[:, None, :]
+    if rows is None:
+        rows = torch.arange(where.shape[0], device=images.device)
+    return images[rows[:, None, None], :, y, x].permute(0, 3, 1, 2)
+
+
+def normalise(images: Tensor, view: ViewSettings) -> Tensor:
+    """(..., 3, H, W) uint8 or [0, 1] -> floats with the view's mean and deviation taken out."""
+    floats = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    mean = torch.tensor(view.mean, device=images.device)[:, None, None]
+    std = torch.tensor(view.std, device=images.device)[:, None, None]
+    return (floats - mean) / std
+
+
+def shrink_pixels(images: Tensor, px: int, resize: GlanceResize, view: ViewSettings) -> Tensor:
+    """The whole of each image (B, 3, H, W) uint8 at px x px, normalised, without holding a large image as floats."""
+    # Resizing mixes pixels with weights that sum to 1, so it may come before normalising.
+    if images.device.type != "cpu":
+        shrunk = shrink(images.float(), px, resize)
+    else:
+        per_call = FLOATS_PER_CALL // max(1, images[:1].numel())
+        # A single image that is too large is resized one channel after the other.
+        channels = 1 if per_call == 0 else images.shape[1]
+        parts = (torch.split(some, channels, dim=1) for some in torch.split(images, max(1, per_call)))
+        shrunk = torch.cat([torch.cat([shrink(p.float(), px, resize) for p in some], dim=1) for some in parts])
+    return normalise(shrunk / 255, view).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,335 @@
+"""Checks values from outside: options, settings, JSON files and checkpoints. Each has its kind and bounds, or is refused by name.
+
+    looks: Looks = 5                                # Annotated[int, Range(1, 64)]: the bounds are part of the type
+    plain = read_json(folder / "about.json", 1 << 20)
+    images = Fields(plain, "about").whole("images", 1, 10**9)
+    # "about.images must be a whole number from 1 to ..., but got 'many'."
+
+Settings check their fields by these types (`settings.check_fields`), and so does the command line. Upper bounds are far above what
+is useful, and low enough that a typing error or a foreign file cannot exhaust memory, threads or time. All functions raise
+BadSetting; the caller that reads a file adds its name.
+"""
+
+import json
+import math
+import numbers
+import os
+import reprlib
+import typing
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.escaping import is_writable_text
+from glancefocus.files import read_file
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `least` to `most`, both included unless `above` or `below` is set.
+
+    above  the number must be above `least`
+    below  the number must be below `most`
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        """False for NaN and for infinities, too."""
+        low = self.least < number if self.above else self.least <= number
+        high = number < self.most if self.below else number <= self.most
+        return low and high and not math.isinf(number)
+
+    def words(self, kind: type) -> str:
+        """In words: "a whole number from 1 to 64", "a number above 0 and at most 1"."""
+        noun = "a whole number" if kind is int else "a number"
+        least, most = _digits(self.least), _digits(self.most)
+        if math.isinf(self.most):
+            return noun
+        if not self.above and not self.below:
+            return f"{noun} from {least} to {most}"
+        return f"{noun} {'above' if self.above else 'of at least'} {least} and {'below' if self.below else 'at most'} {most}"
+
+
+ANY_NUMBER = Range(-math.inf, math.inf)
+
+
+def checked_number(kind: type, bounds: Range, value: Any, name: str) -> Any:
+    """The value as an int or a float (`kind`) within the bounds; raises BadSetting with its name for everything else.
+
+    A whole number is accepted as a float, but a float is not accepted as a whole number, and a bool as neither.
+    """
+    fits = not isinstance(value, bool) and isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    if fits and _number(value) in bounds:
+        return kind(value)
+    raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shown(value)}.")
+
+
+def checked(hint: Any, value: Any, name: str) -> Any:
+    """A value checked by one of the types below: checked(Looks, looks, "looks")."""
+    kind, bounds = typing.get_args(hint)[:2]
+    return checked_number(kind, bounds, value, name)
+
+
+def read_number(kind: type, bounds: Range, text: str, name: str) -> Any:
+    """A number from text: 2e8 and 1_000 are read as Python reads them, 64.0 and 1e3 count as whole numbers."""
+    value = _parsed(text)
+    if kind is int and isinstance(value, float) and value in bounds and value.is_integer():
+        value = int(value)
+    try:
+        return checked_number(kind, bounds, value, name)
+    except BadSetting:
+        raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shortened(text) or repr(text)}.") from None
+
+
+def _parsed(text: str) -> float | None:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:  # raised for too many digits, too
+            pass
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value as it is quoted in a sentence, shortened; nested lists are shortened before they are turned into text."""
+    return shortened(_BRIEF.repr(value) if isinstance(value, (list, tuple, dict, set)) else repr(value))
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxtuple, _BRIEF.maxdict, _BRIEF.maxstring = 3, 20, 20, 20, 80
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A text on one line of at most `most` characters."""
+    line = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _number(value: Any) -> float:
+    """An int stays an int, so that large ones are compared exactly; other numbers become floats."""
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _digits(number: float) -> str:
+    if math.isfinite(number) and number == int(number) and abs(number) < 1e19:
+        return f"{int(number):,}"
+    return f"{number:g}"
+
+
+_CORES = os.cpu_count() or 1
+
+# Sizes of images and networks
+Pixels = Annotated[int, Range(8, 16_384)]
+Shift = Annotated[int, Range(0, 16_384)]
+MaxPixels = Annotated[int, Range(64, 2**34)]
+Classes = Annotated[int, Range(2, 1_000_000)]
+Looks = Annotated[int, Range(1, 64)]
+Frames = Annotated[int, Range(1, 256)]
+Units = Annotated[int, Range(1, 65_536)]
+Kernel = Annotated[int, Range(1, 31)]
+ShiftDivisor = Annotated[int, Range(0, 65_536)]
+Colour = Annotated[float, Range(-1000, 1000)]
+ColourDeviation = Annotated[float, Range(0, 1000, above=True)]
+
+# Shares, weights and rates
+Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
+PartialShare = Annotated[float, Range(0, 1, below=True)]
+InnerShare = Annotated[float, Range(0, 1, above=True, below=True)]
+Weight = Annotated[float, Range(0, 1_000_000)]
+Rate = Annotated[float, Range(0, 1000)]
+PositiveRate = Annotated[float, Range(0, 1000, above=True)]
+WeightDecay = Annotated[float, Range(0, 1000)]
+Points = Annotated[float, Range(0, 100)]
+
+# Counts
+Epochs = Annotated[int, Range(0, 100_000)]
+Rounds = Annotated[int, Range(1, 10_000)]
+Passes = Annotated[int, Range(1, 1000)]
+Count = Annotated[int, Range(1, 1_000_000)]
+Scenes = Annotated[int, Range(5, 1_000_000)]
+BadFiles = Annotated[int, Range(0, 1_000_000_000)]
+BatchSize = Annotated[int, Range(1, 65_536)]
+TrainBatchSize = Annotated[int, Range(2, 65_536)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+
+# Resources of the machine
+Threads = Annotated[int, Range(1, min(1024, max(16, 4 * _CORES)))]
+Workers = Annotated[int, Range(0, min(1024, max(64, 4 * _CORES)))]
+Processes = Annotated[int, Range(1, min(1024, max(16, 4 * _CORES)))]
+Mebibytes = Annotated[int, Range(0, 2**24)]
+
+# Budgets and times
+MultiplyAdds = Annotated[float, Range(0, 1e18, above=True)]
+Milliseconds = Annotated[float, Range(0, 1e9, above=True)]
+WaitingMs = Annotated[float, Range(0, 1e9)]
+Minutes = Annotated[float, Range(0, 1_000_000)]
+Threshold = Annotated[float, Range(-1e6, 1e6)]
+
+# JSON and tables of fields
+MOST_VALUES, DEEPEST = 4_000_000, 32
+"""Limits for a JSON file: how many values it may hold, and how deeply lists and tables may be nested."""
+LONGEST_CLASS_NAME = 1000
+_LONGEST_NUMBER = 40
+_REQUIRED: Any = object()
+
+Value = TypeVar("Value")
+
+
+def read_json(file: Path, most_bytes: int) -> Any:
+    """The content of a JSON file. Raises BadSetting if it is not valid JSON, OSError if it cannot be read."""
+    return parse_json(read_file(file, most_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON strictly and within limits: UTF-8, every name once, no NaN or infinity, no number that overflows."""
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise BadSetting(f"it has more than {MOST_VALUES:,} values.")
+    try:
+        plain = json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_table,
+            parse_int=_whole,
+            parse_float=_float,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"it is not text in UTF-8 (byte {error.start}).") from None
+    except RecursionError:
+        raise BadSetting("its lists and tables are nested too deeply.") from None
+    except ValueError as error:
+        raise BadSetting(f"it is not JSON: {error}.") from None
+    _check_inside(plain)
+    return plain
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        last = {name: index for index, (name, _) in enumerate(pairs)}
+        twice = next(name for index, (name, _) in enumerate(pairs) if last[name] != index)
+        raise BadSetting(f"it has the name {shown(twice)} twice in one table.")
+    return table
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise BadSetting(f"it has a whole number of {len(digits):,} digits.")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise BadSetting(f"it has a number that is too large ({digits[:_LONGEST_NUMBER]}).")
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise BadSetting(f"it has {name} where a number should be.")
+
+
+def _check_inside(plain: Any) -> None:
+    """Refuse values nested too deeply, and text with half a character (a surrogate); written without recursion."""
+    level: list[Any] = [plain]
+    for _ in range(DEEPEST):
+        following: list[Any] = []
+        for value in level:
+            if isinstance(value, str) and not is_writable_text(value):
+                raise BadSetting(f"it has a text that is not Unicode ({shown(value)}).")
+            if isinstance(value, dict):
+                following += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                following += value
+        if not following:
+            return
+        level = following
+    raise BadSetting(f"its lists and tables are nested more than {DEEPEST} deep.")
+
+
+class Fields:
+    """A table whose fields are read one by one; a missing field, or one of another kind, is refused by name.
+
+    where  what the table is called, such as "costs"
+    """
+
+    def __init__(self, plain: Any, where: str = "") -> None:
+        if not isinstance(plain, dict):
+            raise BadSetting(f"{where or 'it'} must be a table of names and values, but got {shown(plain)}.")
+        self.plain: dict[str, Any] = plain
+        self.where = where
+
+    def name(self, field: str) -> str:
+        """The full name of a field, such as network.looks."""
+        return f"{self.where}.{field}" if self.where else field
+
+    def value(self, field: str, default: Any = _REQUIRED) -> Any:
+        """The value of a field, of any kind."""
+        if field in self.plain:
+            return self.plain[field]
+        if default is _REQUIRED:
+            raise BadSetting(f"{self.name(field)} is missing.")
+        return default
+
+    def refuse_others(self, known: Collection[str]) -> None:
+        """Refuse fields of other names."""
+        for field in self.plain:
+            if field not in known:
+                raise UnknownName(f"field in {self.where}" if self.where else "field", field, known)
+
+    def whole(self, field: str, least: int, most: int, default: Any = _REQUIRED) -> int:
+        return self._read(field, default, lambda value, name: whole_of(value, name, least, most))
+
+    def number(self, field: str, least: float, most: float, default: Any = _REQUIRED) -> float:
+        return self._read(field, default, lambda value, name: number_of(value, name, least, most))
+
+    def text(self, field: str, longest: int, default: Any = _REQUIRED) -> str:
+        return self._read(field, default, lambda value, name: text_of(value, name, longest))
+
+    def table(self, field: str, default: Any = _REQUIRED) -> "Fields":
+        return self._read(field, default, lambda value, name: Fields(value, name))
+
+    def listed(self, field: str, most: int, each: Callable[[Any, str], Value], default: Any = _REQUIRED) -> list[Value]:
+        """A list of at most `most` values, each read by `each(value, name)`."""
+        return self._read(field, default, lambda value, name: list_of(value, name, most, each))
+
+    def _read(self, field: str, default: Any, read: Callable[[Any, str], Value]) -> Value:
+        if field not in self.plain and default is not _REQUIRED:
+            return typing.cast(Value, default)
+        return read(self.value(field), self.name(field))
+
+
+def whole_of(value: Any, name: str, least: int, most: int) -> int:
+    """A whole number within bounds."""
+    return int(checked_number(int, Range(least, most), value, name))
+
+
+def number_of(value: Any, name: str, least: float, most: float) -> float:
+    """A number within bounds."""
+    return float(checked_number(float, Range(least, most), value, name))
+
+
+def text_of(value: Any, name: str, longest: int) -> str:
+    """A text that can be written to a file."""
+    if not isinstance(value, str):
+        raise BadSetting(f"{name} must be a text, but got {shown(value)}.")
+    if len(value) > longest:
+        raise BadSetting(f"{name} is a text of {len(value):,} characters; at most {longest:,} are allowed.")
+    if not is_writable_text(value):
+        raise BadSetting(f"{name} is not Unicode text ({shown(value)}).")
+    return value
+
+
+def list_of(value: Any, name: str, most: int, each: Callable[[Any, str], Value]) -> list[Value]:
+    """A list of at most `most` values, each read by `each(value, name)`."""
+    if not isinstance(value, (list, tuple)):
+        raise BadSetting(f"{name} must be a list, but got {shown(value)}.")
+    if len(value) > most:
+        raise BadSetting(f"{name} has {len(value):,} values; at most {most:,} are allowed.")
+    return [each(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
