@@ -29,7 +29,11 @@ class FieldTables(griffe.Extension):
         obj.extra["docstrings"]["done"] = True
         types = {}
         if obj.is_class:
-            types = {name: str(part.annotation) for name, part in obj.members.items() if part.is_attribute and part.annotation}
+            types = {
+                name: str(part.annotation)
+                for name, part in obj.members.items()
+                if part.is_attribute and part.annotation
+            }
             for name in listed_fields(obj.docstring.value) & types.keys():
                 obj.del_member(name)  # the table says it all
         obj.docstring.value = with_tables(obj.docstring.value, types)

@@ -222,7 +222,7 @@ class TrainSettings:
     rivals   what the run is compared with at its end: the backbone on resized images as it is, or also tuned at two smaller sizes
              with the epochs of the stage backbone
     keep_statistics   batch norms keep the mean and variance that they came with: those of a few images are too uncertain to learn
-                      pretrained networks anew by, see docs/first-run.md
+                      pretrained networks anew by, see docs/train.md
     keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
                       more memory than this; 0: with every batch
     """
