@@ -39,11 +39,11 @@ def table_of(results: list[dict[str, Any]], object_name: str = "sign") -> str:
 
 def summary_of(results: list[dict[str, Any]]) -> str:
     ratios = [r["mac_ratio_at_backbone_accuracy"] for r in results]
-    told = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
+    shown = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
     seconds = " / ".join(f"{r['seconds']:.0f}" for r in results)
     return (
         f"The same backbone on the whole image: {percent([r['backbone_accuracy'] for r in results])} % with "
-        f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {told}. "
+        f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {shown}. "
         f"Seconds for everything: {seconds}."
     )
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--name", default="demo", help="the section's name")
-    parser.add_argument("--title", default="The demo: `signs`, from nothing to an adaptive network")
+    parser.add_argument("--title", default="The demo: `signs`, from random initialisation to an adaptive network")
     parser.add_argument("--command", default="gf demo")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--readme", type=Path)

@@ -2,7 +2,7 @@
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and what follows `--`), and says: the time that the plan told and the
+Runs `gf train photos/` with no other option than the weights (and what follows `--`), and says: the time that the plan expected and the
 time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
 beside those on unseen photographs, in class folders of the same names.
 """
@@ -58,13 +58,13 @@ def _resident(process: psutil.Process) -> int:
     return total
 
 
-def told_seconds(log: str) -> float | None:
+def planned_seconds(log: str) -> float | None:
     """What the plan says that the run takes."""
     found = re.search(r"^time +about ([\d.]+) (s|min|h|days)", log, re.MULTILINE)
     return None if found is None else float(found[1]) * _UNITS[found[2]]
 
 
-def told_gigabytes(log: str) -> float | None:
+def planned_gigabytes(log: str) -> float | None:
     found = re.search(r"^memory +about ([\d.]+) GB", log, re.MULTILINE)
     return None if found is None else float(found[1])
 
@@ -85,16 +85,16 @@ def looks_words(findings: dict[str, Any]) -> str:
 def body_of(
     rows: list[tuple[str, dict[str, Any]]], times: tuple[float, float], memory: tuple[int, float], said: str
 ) -> str:
-    """The findings as Markdown: held out beside unseen, time and memory told beside measured, and the verdict."""
+    """The findings as Markdown: held out beside unseen, time and memory as planned and as measured, and the verdict."""
     cells = [["", "images", "after each look, %", "own thresholds, %", "multiply-adds"]]
     for name, findings in rows:
         chosen = findings["chosen"]
         accuracy, cost = f"{100 * chosen['accuracy']:.1f}", f"{chosen['mean_macs'] / 1e6:.0f}M"
         cells.append([name, f"{findings['images']:,}", looks_words(findings), accuracy, cost])
-    (told_s, seconds), (peak, told_gb) = times, memory
+    (planned_s, seconds), (peak, planned_gb) = times, memory
     return (
-        f"{markdown_table(cells)}\n\nTime told {told_s:.0f} s, measured {seconds:.0f} s ({seconds / told_s:.2f} times). Memory "
-        f'told {told_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
+        f"{markdown_table(cells)}\n\nTime planned {planned_s:.0f} s, measured {seconds:.0f} s ({seconds / planned_s:.2f} times). Memory "
+        f'planned {planned_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
     )
 
 
@@ -113,11 +113,11 @@ def main() -> None:
     seconds, peak = watched(command, log)
     text = log.read_text()
     print(text)
-    told_s, told_gb = told_seconds(text) or float("nan"), told_gigabytes(text) or float("nan")
+    planned_s, planned_gb = planned_seconds(text) or float("nan"), planned_gigabytes(text) or float("nan")
     unseen = evaluated(asked.output / "bundle", asked.unseen)
     rows = [("held out", evaluated(asked.output / "bundle", asked.data)), ("unseen", unseen)]
     notes = json.loads((asked.output / "bundle" / "bundle.json").read_text())["notes"]
-    body = body_of(rows, (told_s, seconds), (peak, told_gb), notes["verdict"]["sentence"])
+    body = body_of(rows, (planned_s, seconds), (peak, planned_gb), notes["verdict"]["sentence"])
     print(body)
     if asked.write is not None:
         write_section(
