@@ -68,9 +68,9 @@ def measure(
 
 
 def summarise(times: dict[float, list[float]]) -> list[dict[str, float]]:
-    """One row a share: median and quartiles in ms, the ratio to the time in which no image leaves, and how much of the focus cost was saved.
+    """One row a share: median and quartiles in ms, the ratio to the time without exits, and the focus cost saved.
 
-    The focus cost is the time in which no image leaves at the glance minus the time in which all do. Ratio and saving are taken within each
+    The focus cost is the time in which no image leaves at the glance minus the time in which all do. Both are taken within each
     round, where the machine was the same for all, and are medians over the rounds.
     """
     none_leave, all_leave = times[min(times)], times[max(times)]

@@ -2,8 +2,8 @@
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and what follows `--`), and says: the time that the plan expected and the
-time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
+Runs `gf train photos/` with no other option than the weights (and what follows `--`), and reports the time that the plan expected
+and the time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
 beside those on unseen photographs, in class folders of the same names.
 """
 
@@ -93,8 +93,8 @@ def body_of(
         cells.append([name, f"{findings['images']:,}", looks_words(findings), accuracy, cost])
     (planned_s, seconds), (peak, planned_gb) = times, memory
     return (
-        f"{markdown_table(cells)}\n\nTime planned {planned_s:.0f} s, measured {seconds:.0f} s ({seconds / planned_s:.2f} times). Memory "
-        f'planned {planned_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
+        f"{markdown_table(cells)}\n\nTime planned {planned_s:.0f} s, measured {seconds:.0f} s ({seconds / planned_s:.2f} times). "
+        f'Memory planned {planned_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
     )
 
 

@@ -138,8 +138,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
         body = (
             f"{name}, in the runtime {chosen.runtime}, a stream of {chosen.images} images in small batches. Half of them leave at "
-            f"the glance, the others take all of {net.settings.looks} looks: batch by batch, or pooled with the undecided images of "
-            f"other batches into batches of about {chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). "
+            f"the glance, the others take all of {net.settings.looks} looks: batch by batch, or pooled with the undecided images "
+            f"of other batches into batches of about {chosen.full_batch} (`merge=True`, `predict_stream`, "
+            "`gf predict --merge-batches`). "
             f"Medians of {chosen.rounds} rounds in which both take turns; times faster is taken within each round. Other answers: "
             f"images that got another answer or another number of looks.\n\n{table(rows)}"
         )
