@@ -32,7 +32,7 @@ test: setup
 
 # The site, into site/. Broken links, missing pages and public names without a docstring fail.
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint types docs test
 
