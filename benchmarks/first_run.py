@@ -1,10 +1,10 @@
-"""The first command of a new user, judged by photographs that it never saw.
+"""The first command of a new user, measured on photographs that it was not trained on.
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and what follows `--`), and reports the time that the plan expected
-and the time that it took, the peak of the memory of the command with its child processes, and the accuracies that the run reported
-beside those on unseen photographs, in class folders of the same names.
+Runs `gf train photos/` with no other option than the weights (and the words after `--`). Reports the time that the plan predicted
+and the time that it took, the peak memory of the command with its child processes, and the accuracies that the run reported beside
+those on unseen photographs, which are in class folders of the same names.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def planned_seconds(log: str) -> float | None:
-    """What the plan says that the run takes."""
+    """The duration of the run according to its plan."""
     found = re.search(r"^time +about ([\d.]+) (s|min|h|days)", log, re.MULTILINE)
     return None if found is None else float(found[1]) * _UNITS[found[2]]
 
@@ -85,7 +85,7 @@ def looks_words(findings: dict[str, Any]) -> str:
 def body_of(
     rows: list[tuple[str, dict[str, Any]]], times: tuple[float, float], memory: tuple[int, float], said: str
 ) -> str:
-    """The findings as Markdown: held out beside unseen, time and memory as planned and as measured, and the verdict."""
+    """The findings as Markdown: held out beside unseen, time and memory planned beside measured, and the verdict."""
     cells = [["", "images", "after each look, %", "own thresholds, %", "multiply-adds"]]
     for name, findings in rows:
         chosen = findings["chosen"]
@@ -94,7 +94,7 @@ def body_of(
     (planned_s, seconds), (peak, planned_gb) = times, memory
     return (
         f"{markdown_table(cells)}\n\nTime planned {planned_s:.0f} s, measured {seconds:.0f} s ({seconds / planned_s:.2f} times). "
-        f'Memory planned {planned_gb} GB, highest {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
+        f'Memory planned {planned_gb} GB, peak {peak / 2**30:.2f} GB. The run\'s verdict: "{said}"'
     )
 
 
@@ -105,11 +105,12 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="put the figures into this file, such as docs/results.md")
-    parser.add_argument("more", nargs="*", help="more words for gf train, after --")
-    asked = parser.parse_args()
+    words = sys.argv[1:]
+    before = words.index("--") if "--" in words else len(words)
+    asked, more = parser.parse_args(words[:before]), words[before + 1 :]
     log = asked.output.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *asked.more]
+    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *more]
     seconds, peak = watched(command, log)
     text = log.read_text()
     print(text)

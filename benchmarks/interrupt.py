@@ -1,4 +1,4 @@
-"""Press Ctrl-C in a terminal at random moments of `gf train`, go on each time, and compare with a run that was never stopped.
+"""Press Ctrl-C in a terminal at random moments of `gf train`, resume each time, and compare with a run that was never stopped.
 
     python benchmarks/interrupt.py --moments 20 --seed 0
 
@@ -32,7 +32,7 @@ STAGES = ("backbone", "glance", "recognise", "point", "aim", "finetune")
 
 
 def make_pictures(folder: Path, classes: int = 3, each: int = 12) -> None:
-    """A square on noise, in each class of its own colour."""
+    """Images of a square on noise; its colour is the class."""
     dice = np.random.default_rng(0)
     for label in range(classes):
         (folder / f"class{label}").mkdir(parents=True)
@@ -44,7 +44,7 @@ def make_pictures(folder: Path, classes: int = 3, each: int = 12) -> None:
 
 
 def command(pictures: Path, run: Path, epochs: int, workers: int) -> list[str]:
-    """The same words for every run; a checkpoint is written every few steps only, so that Ctrl-C has something to save."""
+    """The same options for every run; checkpoints are written every few steps only, so that Ctrl-C has something to save."""
     words = [
         "train",
         str(pictures),
@@ -80,7 +80,7 @@ def command(pictures: Path, run: Path, epochs: int, workers: int) -> list[str]:
 
 
 class InTerminal:
-    """A process in a pseudo-terminal of its own, with what it wrote there."""
+    """A process in a pseudo-terminal of its own, with its output."""
 
     def __init__(self, words: list[str]) -> None:
         self.process, self.terminal = pty.fork()
@@ -91,7 +91,7 @@ class InTerminal:
         self.text = ""
 
     def read(self, seconds: float) -> bool:
-        """Take in what is written for so long; False once the process has ended."""
+        """Read the output for this many seconds; False if the process has ended."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if not select.select([self.terminal], [], [], left)[0]:
@@ -123,14 +123,14 @@ class InTerminal:
 
 
 def what_it_became(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """The weights, and the metrics without what depends on the clock."""
+    """The weights, and the metrics without those that depend on the clock."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     weights = torch.load(run / "last.ckpt", weights_only=True)["net"]
     return weights, [{name: value for name, value in row.items() if name != "images_per_s"} for row in lines]
 
 
 def difference(whole: Path, stopped: Path) -> str:
-    """What differs between two finished runs; nothing: an empty text."""
+    """The difference between two finished runs; an empty text if there is none."""
     (weights, metrics), (other_weights, other_metrics) = what_it_became(whole), what_it_became(stopped)
     different = [name for name, tensor in weights.items() if not torch.equal(tensor, other_weights[name])]
     if different:
@@ -153,7 +153,7 @@ def progress(run: Path) -> str:
 
 
 def stop_and_resume(words: list[str], run: Path, moment: float | None) -> tuple[str, str]:
-    """(what was wrong, where the run was): Ctrl-C so many seconds after signals are handled, then go on to the end.
+    """(error, position of the run): Ctrl-C this many seconds after the signal handlers are set, then resume to the end.
 
     moment  None: when the first worker process has been started
     """
@@ -170,12 +170,12 @@ def stop_and_resume(words: list[str], run: Path, moment: float | None) -> tuple[
     code = stopping.end()
     where = f"{time.monotonic() - pressed:.1f} s to stop; {progress(run)}"
     if code == 0:
-        return "", f"was done already; {where}"
+        return "", f"had already ended; {where}"
     if code != 130 or "Traceback" in stopping.text or len(SENTENCE.findall(stopping.text)) != 1:
         return f"exit code {code}:\n{stopping.text}", where
     again = subprocess.run(words, capture_output=True, text=True, check=False)
     if again.returncode != 0:
-        return f"going on ended with {again.returncode}:\n{again.stderr}", where
+        return f"the resumed run ended with {again.returncode}:\n{again.stderr}", where
     return "", where
 
 
@@ -183,9 +183,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=2, help="of each stage")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of each stage")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--at", choices=["random", "workers"], default="random", help="workers: when these are started")
+    parser.add_argument(
+        "--at", choices=["random", "workers"], default="random", help="workers: while worker processes are started"
+    )
     words = parser.parse_args()
     dice = random.Random(words.seed)
     with tempfile.TemporaryDirectory() as parent:
@@ -194,7 +196,7 @@ def main() -> None:
         whole = Path(parent) / "whole"
         first = InTerminal(command(pictures, whole, words.epochs, words.workers))
         if first.end(900) != 0:
-            sys.exit(f"the run that was not to be stopped did not finish:\n{first.text}")
+            sys.exit(f"the run that is not stopped did not finish:\n{first.text}")
         seconds = time.monotonic() - first.started
         print(f"a run takes {seconds:.1f} s", flush=True)
         for number in range(1, words.moments + 1):

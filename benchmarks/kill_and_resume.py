@@ -2,8 +2,9 @@
 
     python benchmarks/kill_and_resume.py --kills 10 --seed 0
 
-Prints one line a kill, then "identical" and exits 0, or what differs and exits 1. Each attempt is a process of its own, forked off
-after the imports, so that what is killed is training and not Python's start.
+Prints one line per kill, then "identical" and exits 0, or the difference and exits 1. Kills before the first checkpoint are not
+counted: such a run starts again from the beginning. Each attempt is a process of its own, forked after the imports, so that
+training is killed and not the start of Python.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def tiny_run() -> Any:
 
 
 def start(settings: Any, folder: Path) -> int:
-    """The process that trains."""
+    """Start a process that trains; returns its id."""
     process = os.fork()
     if process:
         return process
@@ -49,7 +50,7 @@ def start(settings: Any, folder: Path) -> int:
 
 
 def ended(process: int, seconds: float) -> int | None:
-    """The exit code; None where the process still runs after so many seconds."""
+    """The exit code; None if the process still runs after this many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         found, status = os.waitpid(process, os.WNOHANG)
@@ -60,7 +61,7 @@ def ended(process: int, seconds: float) -> int | None:
 
 
 def progress(folder: Path) -> str:
-    """Where the last checkpoint of a run is."""
+    """The position of the last checkpoint of a run."""
     try:
         content = torch.load(folder / "last.ckpt", weights_only=True)
     except FileNotFoundError:
@@ -69,7 +70,7 @@ def progress(folder: Path) -> str:
 
 
 def what_it_became(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """The weights, and the metrics without what depends on the clock."""
+    """The weights, and the metrics without those that depend on the clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     weights = torch.load(folder / "last.ckpt", weights_only=True)["net"]
     return weights, [{name: value for name, value in row.items() if name != "images_per_s"} for row in lines]
@@ -80,14 +81,14 @@ def compare(whole: Path, killed: Path) -> None:
     different = [name for name, tensor in weights.items() if not torch.equal(tensor, weights_killed[name])]
     left = sorted(path.name for path in killed.iterdir() if path.name.endswith(".aside"))
     if different or metrics != metrics_killed or left:
-        sys.exit(f"not the same: {different[:5]}, metrics alike: {metrics == metrics_killed}, left over: {left}")
+        sys.exit(f"not the same: {different[:5]}, same metrics: {metrics == metrics_killed}, left over: {left}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stages", nargs="*", help="left out: the five of the paper")
+    parser.add_argument("--stages", nargs="*", help="default: the five of the paper")
     words = parser.parse_args()
     import glancefocus.training.run  # noqa: F401  (before the first fork)
 
@@ -98,16 +99,16 @@ def main() -> None:
         whole = Path(parent) / "whole"
         started = time.monotonic()
         if ended(start(settings, whole), 600) != 0:
-            sys.exit("the run that was not to be killed did not finish")
+            sys.exit("the run that is not killed did not finish")
         seconds = time.monotonic() - started
         kills = runs = 0
-        while kills < words.kills:  # a run that is done before it could be killed again is followed by another one
+        while kills < words.kills:  # a run that ends before it is killed again is followed by another one
             runs += 1
             killed = Path(parent) / f"killed-{runs}"
             while (code := ended(process := start(settings, killed), dice.uniform(0.02, 0.8 * seconds))) is None:
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
-                kills += 1
+                kills += (killed / "last.ckpt").exists()
                 print(f"run {runs}, kill {kills:>2}: {progress(killed)}", flush=True)
                 if kills == words.kills:
                     code = ended(start(settings, killed), 600)

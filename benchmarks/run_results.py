@@ -1,4 +1,4 @@
-"""Measures finished training runs on their test images and writes what it finds into docs/results.md.
+"""Measures finished training runs on their test images and writes the results into docs/results.md.
 
     gf train DATA ... -o runs/x
     python benchmarks/run_results.py runs/x --name x --title "..." --command "gf train ..." --write docs/results.md
@@ -30,7 +30,7 @@ from glancefocus.training.settings import TrainSettings
 
 
 def measure(run: Path) -> dict[str, Any]:
-    """What `compare` says of a finished run on its test images."""
+    """The comparison of a finished run with its rivals on its test images."""
     kept = run / "result.json"
     if kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text())
@@ -41,7 +41,7 @@ def measure(run: Path) -> dict[str, Any]:
     if data.test is None:
         raise SystemExit(f"{run}: its data has no test images")
     if isinstance(data.test, MemorySplit):
-        comparison = report_run(bundle, settings, run, run / "report.html")
+        comparison = report_run(bundle, settings, run, run / "test-report")
     else:
         plain = load_backbone(settings, run)
         accuracy = None if plain is None else backbone_accuracy(plain, data.test)
@@ -52,7 +52,7 @@ def measure(run: Path) -> dict[str, Any]:
 
 
 def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
-    """The plain backbone on images shrunk to each of these sizes: what it achieves and costs."""
+    """Accuracy and cost of the plain backbone on images shrunk to each of these sizes."""
     kept = run / "shrunk.json"
     if kept.exists():
         found: list[dict[str, float]] = json.loads(kept.read_text())
@@ -75,22 +75,22 @@ def shrunk(run: Path, sizes: list[int]) -> list[dict[str, float]]:
 
 
 def chosen_of(result: dict[str, Any], run: str = "the run") -> str:
-    """What the run's own thresholds achieve, and whether that can be told from the backbone."""
+    """The result of the run's own thresholds, and whether it differs significantly from the backbone."""
     chosen, backbone = result["chosen"], result["backbone_accuracy"]
-    told = (
+    sentence = (
         f"The thresholds that {run} chose on its validation images: {100 * chosen['accuracy']:.1f} % with "
         f"{chosen['mean_macs'] / 1e6:.2f}M multiply-adds on average, {result['backbone_macs'] / chosen['mean_macs']:.1f} times "
         "fewer than the backbone."
     )
     if backbone is None or chosen.get("accuracy_low") is None:
-        return told
+        return sentence
     low, high = chosen["accuracy_low"], chosen["accuracy_high"]
     within = "lies within it" if low <= backbone <= high else "lies below it" if backbone < low else "lies above it"
-    return f"{told} Its 95 % interval is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
+    return f"{sentence} Its 95 % interval is {100 * low:.1f} to {100 * high:.1f} %; the backbone's accuracy {within}."
 
 
 def looks_of_ratio(result: dict[str, Any]) -> str:
-    """Where the backbone's accuracy is reached by a fixed number of looks, which one."""
+    """The fixed number of looks that reaches the backbone's accuracy, as a sentence; empty if none does."""
     ratio = result["mac_ratio_at_backbone_accuracy"]
     for looks, macs in enumerate(result["macs_after_look"], start=1):
         if ratio is not None and abs(result["backbone_macs"] / macs - ratio) < 1e-9:

@@ -18,8 +18,8 @@ from results import machine, markdown_table, write_section
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import patches_of
 from glancefocus.evaluation.assess import assess, look_table
-from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.figures import as_png, draw_findings
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import direct_curve, solve_at
 from glancefocus.free_memory import keep_freed_memory
 from glancefocus.training.recipes import train_settings
@@ -68,7 +68,7 @@ def shares_of(point: dict[str, Any]) -> list[float]:
 
 
 def last_known(accuracies: list[float | None]) -> list[float]:
-    """What a fixed size achieves at each budget: beyond its dearest it goes on achieving the same."""
+    """The accuracy of a fixed size at each budget; above its highest cost the accuracy stays the same."""
     known: list[float] = []
     for accuracy in accuracies:
         known.append(known[-1] if accuracy is None else accuracy)
@@ -96,7 +96,7 @@ def tables(results: list[dict[str, Any]]) -> tuple[str, str, str]:
 
 
 def verdict(results: list[dict[str, Any]]) -> str:
-    """Chosen sizes less the best fixed size, at every budget, over the seeds; with the standard error of their difference."""
+    """Chosen sizes minus the best fixed size, at every budget, over the seeds; with the standard error of their difference."""
     gaps = []
     for index in range(len(results[0]["budgets"])):
         own = [r["curves"]["chosen"][index] for r in results]
@@ -109,10 +109,10 @@ def verdict(results: list[dict[str, Any]]) -> str:
         gap = statistics.mean(a - b for a, b in zip(own, best, strict=True))
         share = statistics.mean(own)
         gaps.append((gap, (share * (1 - share) / (len(results) * results[0]["images"])) ** 0.5))
-    told = ", ".join(f"{100 * gap:+.1f}" for gap, _ in gaps)
+    points = ", ".join(f"{100 * gap:+.1f}" for gap, _ in gaps)
     clearly = sum(gap < -2 * error for gap, error in gaps)
     return (
-        f"Chosen sizes less the best fixed size of the same networks, in points at each budget: {told}. "
+        f"Chosen sizes minus the best fixed size of the same networks, in points at each budget: {points}. "
         f"Lower by more than two standard errors of the accuracy (about {100 * 2 * max(e for _, e in gaps):.1f} points at most) "
         f"at {clearly} of {len(gaps)} budgets."
     )

@@ -1,4 +1,4 @@
-"""Images a second of every training stage: with everything computed anew for every batch, and with what is frozen computed once.
+"""Images per second of every training stage: everything computed for every batch, against frozen parts computed once.
 
 python benchmarks/training_speed.py
 python benchmarks/training_speed.py --scenes 320 --set batch_size=16
@@ -25,7 +25,7 @@ from glancefocus.network.build import build
 from glancefocus.training.loop import build_stage
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Moment, Stage, Workshop
+from glancefocus.training.stage import Moment, Stage, TrainingContext
 
 
 def anew(settings: TrainSettings) -> TrainSettings:
@@ -33,14 +33,14 @@ def anew(settings: TrainSettings) -> TrainSettings:
     return replace(settings, keep_glances_mib=0, aim=replace(settings.aim, compare_together=False))
 
 
-def epoch_of(stage: Stage, workshop: Workshop, epoch: int, epochs: int) -> tuple[int, float]:
-    """One epoch of updates: how many images, in how many seconds."""
-    settings, train = workshop.settings, stage.data.train
+def epoch_of(stage: Stage, context: TrainingContext, epoch: int, epochs: int) -> tuple[int, float]:
+    """One epoch of updates: (number of images, seconds)."""
+    settings, train = context.settings, stage.data.train
     seed = mix(settings.seed, epoch)
     order = shuffled(len(train), settings.batch_size, seed)
     stage.train_mode()
     started = time.perf_counter()
-    for step, (images, labels) in enumerate(scene_batches(train, settings.network.view, order, seed, workshop.workers)):
+    for step, (images, labels) in enumerate(scene_batches(train, settings.network.view, order, seed, context.workers)):
         moment = Moment(
             progress=(epoch + step / len(order)) / epochs,
             generator=torch.Generator().manual_seed(mix(seed, step)),
@@ -51,7 +51,7 @@ def epoch_of(stage: Stage, workshop: Workshop, epoch: int, epochs: int) -> tuple
 
 
 def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[str, Any]]:
-    """One row a stage: images and seconds of both ways, epochs taking turns. Both start every stage from the same network.
+    """One row per stage: images and seconds of both ways, in alternate epochs. Both start every stage from the same network.
 
     epochs  of every stage; None: as many as the settings say, so that what is done once a stage is spread over them
     """
@@ -62,9 +62,9 @@ def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[
     rows = []
     for name in dict.fromkeys(settings.plan()):
         ways = {"before": anew(settings), "after": settings}
-        shops = {way: Workshop(copy.deepcopy(net), data, its, accelerator) for way, its in ways.items()}
-        stages = {way: build_stage(name, shop) for way, shop in shops.items()}
-        warm_up(name, Workshop(copy.deepcopy(net), data, anew(settings), accelerator))
+        shops = {way: TrainingContext(copy.deepcopy(net), data, its, accelerator) for way, its in ways.items()}
+        stages = {way: build_stage(name, context) for way, context in shops.items()}
+        warm_up(name, TrainingContext(copy.deepcopy(net), data, anew(settings), accelerator))
         row: dict[str, Any] = {"stage": name, "before_s": [], "after_s": [], "images": 0}
         count = stages["after"].epochs if epochs is None else epochs
         for epoch in range(count):
@@ -78,17 +78,17 @@ def measure(settings: TrainSettings, *, epochs: int | None = None) -> list[dict[
     return rows
 
 
-def warm_up(name: str, workshop: Workshop) -> None:
-    """One update that is not counted, of a network that is then thrown away."""
-    settings, stage = workshop.settings, build_stage(name, workshop)
+def warm_up(name: str, context: TrainingContext) -> None:
+    """Warm-up: one update that is not measured, on a network that is not used afterwards."""
+    settings, stage = context.settings, build_stage(name, context)
     train = stage.data.train
     order = shuffled(len(train), settings.batch_size, 0)[:1]
-    for images, labels in scene_batches(train, settings.network.view, order, 0, workshop.workers):
+    for images, labels in scene_batches(train, settings.network.view, order, 0, context.workers):
         stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Images a second over the whole stage, before and after, and how many times faster that is."""
+    """Images per second over the whole stage, before and after, and their ratio."""
     return [
         {
             "stage": row["stage"],
@@ -114,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Images a second of every training stage.")
     parser.add_argument("--world", default="signs", help="a built-in world")
     parser.add_argument("--scenes", type=int, default=1280, help="training scenes")
-    parser.add_argument("--epochs", type=int, help="of every stage, instead of the recipe's")
-    parser.add_argument("--set", action="append", default=[], help="name=value, as of `gf train`")
+    parser.add_argument("--epochs", type=int, help="epochs of every stage; default: those of the recipe")
+    parser.add_argument("--set", action="append", default=[], help="name=value, as in `gf train`")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--write", type=Path, help="put the table into this file, such as docs/results.md")
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
             "counted. Before: every batch is glanced at anew, and the random patches of the contrastive reward are looked at "
             "after the chosen ones (`keep_glances_mib=0 aim.compare_together=false`). After: the glances of a frozen encoder "
             "are encoded once a stage, which is counted, and both kinds of patches share a batch. Epochs of both take turns. "
-            f"Stages whose encoders learn have nothing to keep.\n\n{table(rows)}"
+            f"Nothing can be kept in stages that train their encoders.\n\n{table(rows)}"
         )
         write_section(
             chosen.write,

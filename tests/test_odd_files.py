@@ -18,10 +18,11 @@ from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadRun
 from glancefocus.network.model import GlanceFocus
 from glancefocus.training.fitted import _sides
-from glancefocus.training.journal import Journal, Trackers
+from glancefocus.training.journal import EpochRow, Journal
 from glancefocus.training.plan import stored_plan
 from glancefocus.training.run_folder import asked_for, read_table
 from glancefocus.training.settings import TrainSettings
+from glancefocus.training.trackers import Trackers
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
 
@@ -76,7 +77,7 @@ def test_tables_of_a_run_are_never_waited_for(tmp_path: Path, no_file: Callable[
 def test_metrics_are_never_waited_for(tmp_path: Path, no_file: Callable[[Path], None]) -> None:
     no_file(tmp_path / "metrics.jsonl")
     with pytest.raises(BadRun, match="not a regular file"):
-        Journal(tmp_path, writes=True, quiet=True).epoch({"stage": "aim", "epoch": 1, "epochs": 1})
+        Journal(tmp_path, writes=True, quiet=True).epoch(EpochRow("aim", 1, 1, 1, {}))
 
 
 def test_lists_and_pictures_of_a_data_set_are_never_waited_for(tmp_path: Path, no_file: Callable[[Path], None]) -> None:

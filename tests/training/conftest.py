@@ -1,7 +1,12 @@
-"""What the tests of learning share: a workshop to put stages into, the toy world of bright squares, settings of a tiny run."""
+"""Shared by the tests of training: a context for stages, the toy world of bright squares, a tiny run, and checks of run folders."""
 
 import functools
 import importlib.util
+import json
+import os
+import signal
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +25,9 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.region import shrink
 from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain
+from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
 IMAGE_PX, SQUARE_PX, PATCH_PX, GLANCE_PX = 32, 4, 12, 8
 AS_IT_IS = ViewSettings(
@@ -78,30 +84,30 @@ def _fresh_accelerate() -> Iterator[None]:
 
 
 @pytest.fixture
-def workshop_of() -> Callable[..., Workshop]:
-    """Makes the workshop of a network and data with these settings."""
+def context_of() -> Callable[..., TrainingContext]:
+    """Makes the context of a network and data with these settings."""
 
-    def make(net: GlanceFocus, train: MemorySplit, val: MemorySplit, **settings: Any) -> Workshop:
+    def make(net: GlanceFocus, train: MemorySplit, val: MemorySplit, **settings: Any) -> TrainingContext:
         plain = {"data": {"source": "here", "workers": 0}, "network": {"backbone": "none"}, **settings}
         whole: TrainSettings = from_plain(TrainSettings, plain)
         accelerator = Accelerator(cpu=True, mixed_precision=whole.precision)
-        return Workshop(net, Data(train, val, ("red", "green")), whole, accelerator)
+        return TrainingContext(net, Data(train, val, ("red", "green")), whole, accelerator)
 
     return make
 
 
 @pytest.fixture
-def square_world(workshop_of: Callable[..., Workshop]) -> Callable[..., Workshop]:
+def square_world(context_of: Callable[..., TrainingContext]) -> Callable[..., TrainingContext]:
     """Makes the toy world: a frozen network that reads any square that it is aimed at, under a policy that knows nothing yet."""
 
-    def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> Workshop:
+    def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> TrainingContext:
         policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64)  # type: ignore[arg-type]
         settings = NetworkSettings("none", 2, GLANCE_PX, (PATCH_PX,), looks, policy=policy_settings, view=AS_IT_IS)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             policy = LearntPolicy(policy_settings, 1, {GLANCE_PX: GLANCE_PX, PATCH_PX: GLANCE_PX}, (PATCH_PX,))
         net = GlanceFocus(settings, Brightness(), Brightness(), Evidence(), policy).eval()  # type: ignore[arg-type]
-        return workshop_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
+        return context_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
 
     return make
 
@@ -131,3 +137,51 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.getbasetemp() / "tiny-world"))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+class Runs:
+    """Reads and compares the folders of runs, and interrupts runs."""
+
+    @staticmethod
+    def weights(run: Path) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = torch.load(run / "last.ckpt", weights_only=True)["net"]
+        assert weights
+        return weights
+
+    @staticmethod
+    def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+        return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+    @staticmethod
+    def metrics(run: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    @staticmethod
+    def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+        """Sends SIGINT, as Ctrl-C does, once the condition holds."""
+
+        def press() -> None:
+            until = time.monotonic() + 60
+            while not condition() and time.monotonic() < until:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=press)
+        thread.start()
+        return thread
+
+    @classmethod
+    def interrupted(cls, settings: TrainSettings, run: Path, when: Callable[[], bool] | None = None) -> None:
+        """Starts a run and interrupts it after its first checkpoint, or when the condition holds; it is then half done."""
+        thread = cls.interrupt_when(when or (run / "last.ckpt").exists)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, run, quiet=True)
+        thread.join()
+        saved = torch.load(run / "last.ckpt", weights_only=True)
+        assert saved["stage"] < len(saved["plan"])  # something is left to do
+        assert (saved["stage"], saved["epoch"], saved["step"]) > (0, 0, 0)  # and something is done
+
+
+@pytest.fixture(scope="session")
+def runs() -> type[Runs]:
+    return Runs

@@ -74,19 +74,19 @@ WRONG: list[tuple[str, Any, str]] = [
     ("epoch", 7, "epoch 7 and step 0 are beyond the 2 epochs of 3 steps of the stage joint"),
     ("step", 1.0, "step must be a whole number, but is 1.0"),
     ("step", 99, "epoch 1 and step 99 are beyond"),
-    ("plan", ["point", "dance"], "plan names 'dance', which is no stage"),
+    ("plan", ["point", "dance"], "plan names 'dance', which is not a stage"),
     ("plan", "joint", "plan must be a list of stages"),
     ("net", DELETED, "net is missing"),
     ("sums", DELETED, "sums is missing"),
     ("sums", {"loss": "much"}, "sums.loss must be a finite number, but is 'much'"),
-    ("best_accuracy", float("nan"), "best_accuracy must be a finite number, but is nan"),
+    ("sums", {"loss": float("nan")}, "sums.loss must be a finite number, but is nan"),
     ("journal_length", -5, "journal_length must not be negative"),
     (WEIGHT, DELETED, "net.classifier.linear.bias is missing"),
     ("net.more", torch.zeros(1), "net.more is unknown"),
     (WEIGHT, 3, "net.classifier.linear.bias must be a tensor, but is 3"),
     (WEIGHT, torch.zeros(3), r"net.classifier.linear.bias must be of shape \[5\]"),
     (WEIGHT, lambda t: t.double(), "net.classifier.linear.bias must be of .* but is .*float64"),
-    (WEIGHT, lambda t: t.to_sparse(), "(?s)net.classifier.linear.bias is no ordinary tensor|sparse tensors"),
+    (WEIGHT, lambda t: t.to_sparse(), "(?s)net.classifier.linear.bias must be a dense tensor|sparse tensors"),
     (WEIGHT, lambda t: t / 0, "net.classifier.linear.bias holds numbers that are not finite"),
     ("optimizer", 3, "optimizer must be a table"),
     ("optimizer.state", DELETED, "optimizer.state is missing"),
@@ -128,10 +128,22 @@ def train_settings_only(whole: TrainSettings, folder: Path) -> None:
         prepare_folder(folder, whole)
 
 
-def test_the_checkpoint_itself_goes_on(half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_is_resumed(half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path) -> None:
     whole, content = half_done
     train_settings_only(whole, tmp_path)
     torch.save(content, tmp_path / "last.ckpt")
+    train(whole, tmp_path, quiet=True)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["stage"] == 2
+
+
+def test_a_checkpoint_of_version_0_1_0_is_resumed(
+    half_done: tuple[TrainSettings, dict[str, Any]], tmp_path: Path
+) -> None:
+    """It has a field that is not used any more, and its folder a file that is not written any more."""
+    whole, content = half_done
+    train_settings_only(whole, tmp_path)
+    (tmp_path / "best.safetensors").write_bytes(b"not read")
+    torch.save({**content, "best_accuracy": 0.75}, tmp_path / "last.ckpt")
     train(whole, tmp_path, quiet=True)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["stage"] == 2
 
@@ -164,7 +176,6 @@ def test_no_value_of_any_field_is_a_traceback(name: str, value: Any, tmp_path_fa
         "stage_state": {},
         "scaler": None,
         "sums": {},
-        "best_accuracy": 0.5,
         "journal_length": 0,
     }
     torch.save({**good, name: value}, file)

@@ -25,10 +25,10 @@ from glancefocus.training.initialise import (
     strongest_places,
 )
 from glancefocus.training.settings import InitialiseSettings, TrainSettings
-from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage
 
-World = Callable[..., Workshop]
+World = Callable[..., TrainingContext]
 
 
 def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_most() -> None:
@@ -44,7 +44,7 @@ def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_mos
     torch.testing.assert_close(places.weight, torch.tensor([(4 / 7.5 - 9 / 48) / (1 - 9 / 48), 1.0]))
 
 
-def test_what_no_patch_could_hold_together_is_not_taken_together() -> None:
+def test_evidence_that_does_not_fit_into_one_patch_is_not_combined() -> None:
     evidence = torch.zeros(1, 8, 8)
     evidence[0, 4, 2], evidence[0, 4, 4] = 2, 1.9  # 16 px cells: from the first to the last of them 48 px
     one = strongest_places(evidence, (128, 128), patch_px=32)
@@ -121,7 +121,7 @@ def test_a_place_is_shared_among_the_four_cells_around_it() -> None:
     torch.testing.assert_close(cells, wanted)
 
 
-def test_what_a_map_shows_is_judged_by_the_weight_of_the_place() -> None:
+def test_the_loss_of_a_map_is_weighted_by_the_weight_of_the_place() -> None:
     shown = EvidenceShown(5)
     map_ = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
     places = Places(torch.tensor([[30.0, 62.5], [10.0, 12.5]]), torch.tensor([1.0, 0.5]))
@@ -136,30 +136,30 @@ def test_what_a_map_shows_is_judged_by_the_weight_of_the_place() -> None:
 def square_glances(square_world: World) -> World:
     """The world of bright squares with a glance encoder that has everything to learn, but sees nothing of colour, the class."""
 
-    def make() -> Workshop:
-        shop = square_world(looks=2)
+    def make() -> TrainingContext:
+        context = square_world(looks=2)
         torch.manual_seed(0)
         encoder = Encoder(build_backbone("test_resnet", 2, {"output_stride": 8}))
         grey = encoder.backbone.forward_features
         encoder.backbone.forward_features = lambda images: grey(images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1))
-        parts = (encoder, shop.net.focus_encoder, shop.net.classifier, shop.net.policy)
-        shop.net = GlanceFocus(shop.net.settings, *parts)
+        parts = (encoder, context.net.focus_encoder, context.net.classifier, context.net.policy)
+        context.net = GlanceFocus(context.net.settings, *parts)
         glance = {"epochs": 1, "lr": 3e-3, "optimizer": "adamw", "weight_decay": 0.0, "evidence_weight": 1.0}
         network = {"backbone": "none", "glance_px": 32}
-        shop.settings = from_plain(TrainSettings, {"data": {"source": "here"}, "network": network, "glance": glance})
-        return shop
+        context.settings = from_plain(TrainSettings, {"data": {"source": "here"}, "network": network, "glance": glance})
+        return context
 
     return make
 
 
-def shown_at(stage: InitialiseStage, shop: Workshop) -> float:
+def shown_at(stage: InitialiseStage, context: TrainingContext) -> float:
     """The share of validation images whose square lies in, or beside, the cell that the map speaks for the most."""
-    val = shop.data.val
+    val = context.data.val
     assert val.boxes is not None
     assert stage.shown is not None
     images, _ = next(iter(val.batches([range(len(val))])))
     with torch.no_grad():
-        map_ = shop.net.glance_encoder.eval()(as_batch(images, shop.net.settings.view).whole).map
+        map_ = context.net.glance_encoder.eval()(as_batch(images, context.net.settings.view).whole).map
         scores = stage.shown.speaks_for(map_)[:, 0]
     best = scores.flatten(1).argmax(dim=1)
     rows, columns = scores.shape[-2:]
@@ -172,8 +172,8 @@ def shown_at(stage: InitialiseStage, shop: Workshop) -> float:
 def test_a_glance_encoder_learns_from_the_backbone_where_things_are(
     taught: str, square_glances: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = square_glances()
-    stage = InitialiseStage("glance", shop)
+    context = square_glances()
+    stage = InitialiseStage("glance", context)
     if taught == "those of others":
         whole = BackboneEvidence.places
 
@@ -183,22 +183,22 @@ def test_a_glance_encoder_learns_from_the_backbone_where_things_are(
 
         monkeypatch.setattr(BackboneEvidence, "places", others)
     stage.train_mode()
-    train = shop.data.train
+    train = context.data.train
     order = [batch for epoch in range(2) for batch in shuffled(len(train), 50, epoch)]
     for step, (images, labels) in enumerate(train.batches(order, 1)):
         moment = Moment(step / len(order), torch.Generator().manual_seed(step), torch.as_tensor(order[step]), 1)
         stage.update(images, labels, moment)
-    share = shown_at(stage, shop)
+    share = shown_at(stage, context)
     assert share > 0.8 if taught == "its own places" else share < 0.5
 
 
-def test_evidence_is_worked_out_once_for_all_stages_until_the_focus_encoder_changes(
-    small_net: Callable[..., GlanceFocus], workshop_of: World
+def test_evidence_is_computed_once_for_all_stages_until_the_focus_encoder_changes(
+    small_net: Callable[..., GlanceFocus], context_of: World
 ) -> None:
     net = small_net()
     images = torch.randint(0, 256, (12, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     split = MemorySplit(images, torch.arange(12) % 3, net.settings.view)
-    shop = workshop_of(net, split, split, glance={"evidence_weight": 1.0})
+    context = context_of(net, split, split, glance={"evidence_weight": 1.0})
     seen: list[int] = []
     whole = net.focus_encoder.evidence
 
@@ -209,12 +209,12 @@ def test_evidence_is_worked_out_once_for_all_stages_until_the_focus_encoder_chan
     net.focus_encoder.evidence = counted  # type: ignore[method-assign]
     batch, labels = next(split.pixel_batches([range(6)]))
     moment = Moment(0, torch.Generator().manual_seed(0), torch.arange(6), 1)
-    for make in (lambda: InitialiseStage("glance", shop), lambda: PointStage(shop)):
+    for make in (lambda: InitialiseStage("glance", context), lambda: PointStage(context)):
         make().update(batch, labels, moment)
     assert sum(seen) == 12
     with torch.no_grad():
         next(net.focus_encoder.parameters()).add_(0.1)
-    PointStage(shop).update(batch, labels, moment)
+    PointStage(context).update(batch, labels, moment)
     assert sum(seen) == 24
 
 
@@ -222,10 +222,13 @@ def test_a_weight_of_evidence_that_makes_no_sense_is_refused() -> None:
     plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet"}}
     with pytest.raises(BadSetting, match="evidence_weight must be a number from 0 to 1,000,000, but got -1"):
         InitialiseSettings(evidence_weight=-1.0)
-    with pytest.raises(BadSetting, match=r"backbone.evidence_weight is for nobody.*and glance.evidence_weight instead"):
+    with pytest.raises(
+        BadSetting,
+        match=r"backbone.evidence_weight applies to the glance encoder only.*and glance.evidence_weight instead",
+    ):
         from_plain(TrainSettings, {**plain, "backbone": {"evidence_weight": 1.0}})
     taught = {"glance": {"evidence_weight": 1.0}}
-    with pytest.raises(BadSetting, match=r"needs two encoders.*shares one. Set glance.evidence_weight=0"):
+    with pytest.raises(BadSetting, match=r"needs two encoders.*one shared encoder. Set glance.evidence_weight=0"):
         from_plain(TrainSettings, {**plain, **taught, "network": {"backbone": "test_resnet", "shared_encoder": True}})
     with pytest.raises(BadSetting, match="learns from the focus encoder.*must come before it"):
         from_plain(TrainSettings, {**plain, **taught, "stages": ["glance", "backbone"]})

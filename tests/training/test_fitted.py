@@ -106,6 +106,6 @@ def test_an_assignment_overrides_the_recipe(folder: str) -> None:
     assert (settings.backbone.epochs, settings.batch_size) == (2, 6)
 
 
-def test_a_misspelt_backbone_is_told_before_the_data_is_read() -> None:
+def test_a_misspelt_backbone_is_reported_before_the_data_is_read() -> None:
     with pytest.raises(UnknownName, match="no backbone named 'resnet81'"):
         train_settings("no such folder", backbone="resnet81")

@@ -1,4 +1,4 @@
-"""What is frozen and equal is not computed twice, and nothing else changes by that."""
+"""Glances of a frozen encoder are encoded once, with the same results as when they are encoded with every batch."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, after_exploring, play
-from glancefocus.training.stage import KeptGlances, Moment, Workshop
+from glancefocus.training.stage import KeptGlances, Moment, TrainingContext
 from glancefocus.training.stage_aim import AimStage, episode_rewards, play_and_reward
 from glancefocus.training.stage_recognise import RecogniseStage
 
@@ -23,7 +23,7 @@ IMAGES, BATCH = 20, 4
 EVERY_BATCH = {"keep_glances_mib": 0}
 APART: dict[str, Any] = {**EVERY_BATCH, "aim": {"compare_together": False, "epochs": 3}}
 TOGETHER: dict[str, Any] = {"aim": {"epochs": 3}}
-Make = Callable[..., Workshop]
+Make = Callable[..., TrainingContext]
 
 
 def noise(view: ViewSettings, seed: int, flip: bool = False) -> MemorySplit:
@@ -33,20 +33,20 @@ def noise(view: ViewSettings, seed: int, flip: bool = False) -> MemorySplit:
 
 
 @pytest.fixture
-def workshop(small_net: Callable[..., GlanceFocus], workshop_of: Make) -> Make:
+def make_context(small_net: Callable[..., GlanceFocus], context_of: Make) -> Make:
     """Noise to learn from, in batches of 4, with a small network."""
 
-    def make(flip: bool = False, network: dict[str, Any] | None = None, **settings: Any) -> Workshop:
+    def make(flip: bool = False, network: dict[str, Any] | None = None, **settings: Any) -> TrainingContext:
         net = small_net(classes=2, **(network or {}))
         train, val = noise(net.settings.view, 1, flip), noise(net.settings.view, 2)
-        return workshop_of(net, train, val, batch_size=BATCH, **settings)
+        return context_of(net, train, val, batch_size=BATCH, **settings)
 
     return make
 
 
 def learn(stage: Any, epochs: int = 3, first_step: int = 0) -> list[dict[str, Any]]:
     """So many epochs; the numbers of every update."""
-    train = stage.workshop.data.train
+    train = stage.context.data.train
     order = [batch for epoch in range(epochs) for batch in shuffled(IMAGES, BATCH, epoch)]
     stage.train_mode()
     numbers = []
@@ -67,30 +67,30 @@ def counted(net: GlanceFocus) -> Iterator[list[int]]:
     hook.remove()
 
 
-def test_glances_are_encoded_once_a_stage_and_not_once_an_epoch(workshop: Make) -> None:
+def test_glances_are_encoded_once_a_stage_and_not_once_an_epoch(make_context: Make) -> None:
     for settings, encoded in ((TOGETHER, IMAGES), (APART, 3 * IMAGES)):
-        shop = workshop(**settings)
-        with counted(shop.net) as rows:
-            learn(AimStage(shop))
+        context = make_context(**settings)
+        with counted(context.net) as rows:
+            learn(AimStage(context))
         assert sum(rows) == encoded
 
 
-def test_validation_encodes_its_glances_once_too(workshop: Make) -> None:
-    shop = workshop(**TOGETHER)
-    stage = AimStage(shop)
-    with counted(shop.net) as rows:
-        first, second = (stage.validate(shop.data.val) for _ in range(2))
+def test_validation_encodes_its_glances_once_too(make_context: Make) -> None:
+    context = make_context(**TOGETHER)
+    stage = AimStage(context)
+    with counted(context.net) as rows:
+        first, second = (stage.validate(context.data.val) for _ in range(2))
     assert sum(rows) == IMAGES
-    assert first == second == AimStage(workshop(**APART)).validate(shop.data.val)
+    assert first == second == AimStage(make_context(**APART)).validate(context.data.val)
 
 
 @pytest.mark.parametrize("frozen", ["freeze_encoders", "freeze_glance"])
-def test_stage_one_encodes_the_glances_of_a_frozen_encoder_once(frozen: str, workshop: Make) -> None:
+def test_stage_one_encodes_the_glances_of_a_frozen_encoder_once(frozen: str, make_context: Make) -> None:
     losses = []
     for keeps, encoded in (({}, IMAGES), (EVERY_BATCH, 3 * IMAGES)):
-        shop = workshop(recognise={"epochs": 3, frozen: True}, accumulation=2, **keeps)
-        with counted(shop.net) as rows:
-            losses.append([step["loss"] for step in learn(RecogniseStage(shop))])
+        context = make_context(recognise={"epochs": 3, frozen: True}, accumulation=2, **keeps)
+        with counted(context.net) as rows:
+            losses.append([step["loss"] for step in learn(RecogniseStage(context))])
         assert sum(rows) == encoded
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][-1] != pytest.approx(losses[0][0], rel=1e-3)  # the classifier has moved, and its answers with it
@@ -104,22 +104,24 @@ def test_stage_one_encodes_the_glances_of_a_frozen_encoder_once(frozen: str, wor
         ({"aim": {"epochs": 1}}, "they are needed once only"),
     ],
 )
-def test_with_every_batch_where_keeping_does_not_do(change: dict[str, Any], why: str, workshop: Make) -> None:
-    shop = workshop(**{**TOGETHER, **change})
-    with counted(shop.net) as rows:
-        learn(AimStage(shop), epochs=2)
+def test_glances_are_encoded_with_every_batch_if_they_cannot_be_kept(
+    change: dict[str, Any], why: str, make_context: Make
+) -> None:
+    context = make_context(**{**TOGETHER, **change})
+    with counted(context.net) as rows:
+        learn(AimStage(context), epochs=2)
     assert rows == [BATCH] * (2 * IMAGES // BATCH), why
 
 
-def test_an_encoder_that_learns_is_asked_anew(workshop: Make) -> None:
-    shop = workshop(recognise={"epochs": 3})
-    with counted(shop.net) as rows:
-        learn(RecogniseStage(shop))
+def test_glances_of_an_encoder_that_is_trained_are_encoded_again(make_context: Make) -> None:
+    context = make_context(recognise={"epochs": 3})
+    with counted(context.net) as rows:
+        learn(RecogniseStage(context))
     assert sum(rows) == 3 * IMAGES
 
 
-def test_glances_that_would_not_fit_are_not_kept(workshop: Make) -> None:
-    net = workshop().net
+def test_glances_that_would_not_fit_are_not_kept(make_context: Make) -> None:
+    net = make_context().net
     images = torch.rand(2, 3, 64, 64)
     look = net.glance(images)
     columns = (look.map, look.vector, look.memory, look.logits)
@@ -133,18 +135,18 @@ def test_glances_that_would_not_fit_are_not_kept(workshop: Make) -> None:
 
 
 @pytest.mark.parametrize("network", [{}, {"patch_px": (32, 48), "looks": 4}, {"classifier": "cascaded"}])
-def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any], workshop: Make) -> None:
+def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any], make_context: Make) -> None:
     numbers, gradients = [], []
     for settings in (TOGETHER, APART):
         aim = {**settings["aim"], "monte_carlo": 2}
-        shop = workshop(network=network, **{**settings, "aim": aim})
-        numbers.append(learn(AimStage(shop), epochs=1)[0])
-        shop = workshop(network=network, **{**settings, "aim": aim})
-        stage = AimStage(shop)
+        context = make_context(network=network, **{**settings, "aim": aim})
+        numbers.append(learn(AimStage(context), epochs=1)[0])
+        context = make_context(network=network, **{**settings, "aim": aim})
+        stage = AimStage(context)
         stage.train_mode()
-        images, labels = next(shop.data.train.pixel_batches([[5, 1, 7, 2]]))  # type: ignore[attr-defined]
+        images, labels = next(context.data.train.pixel_batches([[5, 1, 7, 2]]))  # type: ignore[attr-defined]
         stage.update(images, labels, Moment(0, torch.Generator().manual_seed(3), torch.tensor([5, 1, 7, 2])))
-        gradients.append({n: p.grad.clone() for n, p in shop.net.policy.named_parameters() if p.grad is not None})
+        gradients.append({n: p.grad.clone() for n, p in context.net.policy.named_parameters() if p.grad is not None})
     assert numbers[0]["reward"] == pytest.approx(numbers[1]["reward"], abs=1e-6)
     assert numbers[0]["accuracy"] == numbers[1]["accuracy"]
     assert numbers[0]["loss"] == pytest.approx(numbers[1]["loss"], abs=1e-5)
@@ -153,10 +155,10 @@ def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any]
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-5)
 
 
-def test_random_patches_in_one_batch_with_the_chosen_ones_are_those_looked_at_afterwards(workshop: Make) -> None:
-    shop = workshop(network={"patch_px": (32, 48), "looks": 4}, aim={"monte_carlo": 3})
-    net, settings = shop.net, shop.settings.aim
-    images, labels = next(shop.data.train.pixel_batches([list(range(6))]))  # type: ignore[attr-defined]
+def test_random_patches_in_one_batch_with_the_chosen_ones_are_the_same_as_afterwards(make_context: Make) -> None:
+    context = make_context(network={"patch_px": (32, 48), "looks": 4}, aim={"monte_carlo": 3})
+    net, settings = context.net, context.settings.aim
+    images, labels = next(context.data.train.pixel_batches([list(range(6))]))  # type: ignore[attr-defined]
     scene = as_batch(images, net.settings.view)
 
     def explorer() -> ExploringPolicy:
@@ -164,7 +166,7 @@ def test_random_patches_in_one_batch_with_the_chosen_ones_are_those_looked_at_af
         return ExploringPolicy(RandomSizes(net.policy, generator), 0.1, generator)
 
     with torch.no_grad():
-        looks, rewards = play_and_reward(net, scene, labels, explorer(), shop)
+        looks, rewards = play_and_reward(net, scene, labels, explorer(), context)
         alone = explorer()
         looks_alone = play(net, scene, 4, alone)
         rewards_alone = episode_rewards(net, looks_alone, labels, settings, alone.generator, None)
@@ -177,26 +179,26 @@ def test_random_patches_in_one_batch_with_the_chosen_ones_are_those_looked_at_af
     torch.testing.assert_close(rewards, rewards_alone, rtol=0, atol=1e-6)
 
 
-def test_looking_ahead_leaves_a_generator_as_it_is() -> None:
+def test_after_exploring_does_not_change_the_generator() -> None:
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
     after_exploring(generator, 3, 5, (32, 48))
     assert torch.equal(generator.get_state(), before)
 
 
-def test_a_stage_resumed_in_the_middle_of_an_epoch_ends_bit_for_bit_the_same(workshop: Make) -> None:
-    whole = AimStage(workshop(**TOGETHER))
+def test_a_stage_resumed_in_the_middle_of_an_epoch_ends_bit_for_bit_the_same(make_context: Make) -> None:
+    whole = AimStage(make_context(**TOGETHER))
     learn(whole)
-    killed = AimStage(workshop(**TOGETHER))
+    killed = AimStage(make_context(**TOGETHER))
     learn(killed, epochs=1)
-    kept: dict[str, Tensor] = copy.deepcopy(killed.workshop.net.state_dict())
-    resumed = AimStage(workshop(**TOGETHER))  # knows no glances
-    resumed.workshop.net.load_state_dict(kept)
+    kept: dict[str, Tensor] = copy.deepcopy(killed.context.net.state_dict())
+    resumed = AimStage(make_context(**TOGETHER))  # knows no glances
+    resumed.context.net.load_state_dict(kept)
     resumed.optimizer.load_state_dict(copy.deepcopy(killed.optimizer.state_dict()))
     assert "glances" not in killed.state()
     learn(resumed, first_step=IMAGES // BATCH)
-    for name, weight in whole.workshop.net.state_dict().items():
-        assert torch.equal(weight, resumed.workshop.net.state_dict()[name]), name
+    for name, weight in whole.context.net.state_dict().items():
+        assert torch.equal(weight, resumed.context.net.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], Any, str, int]] = {
 def finished(
     _tiny_world: None, tiny_run: types.ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    """What a run that is never stopped becomes; each is run once."""
+    """The result of a run that is never stopped; each is run once."""
 
     @functools.cache
     def of(*stages: str) -> Any:
@@ -157,7 +157,9 @@ def test_a_second_signal_in_a_step_saves_nothing_half_done(
     assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["step"] == 1
 
 
-def test_a_second_process_in_a_folder_is_told_who_is_there(tiny_run: types.ModuleType, tmp_path: Path) -> None:
+def test_a_second_process_in_a_folder_is_refused_with_the_id_of_the_first(
+    tiny_run: types.ModuleType, tmp_path: Path
+) -> None:
     settings = tiny_run.tiny_settings(stages=["aim"], aim={"epochs": 0})
     code = (
         "import sys, time; from pathlib import Path; from glancefocus.training.run_folder import locked\n"

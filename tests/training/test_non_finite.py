@@ -12,7 +12,7 @@ from glancefocus.errors import BadRun
 from glancefocus.training import loop
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
 pytestmark = pytest.mark.usefixtures("_tiny_world")
 Tiny = Callable[..., TrainSettings]
@@ -32,9 +32,9 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, part: str, calls: int = 2) -> None
         seen.append(1)
         return gradient * math.nan if len(seen) == calls else gradient
 
-    def building(name: str, workshop: Workshop) -> Any:
-        stage = build(name, workshop)
-        weight = next(getattr(workshop.net, part).parameters())
+    def building(name: str, context: TrainingContext) -> Any:
+        stage = build(name, context)
+        weight = next(getattr(context.net, part).parameters())
         weight.requires_grad_(True)
         weight.register_hook(hook)
         stage.train_mode()

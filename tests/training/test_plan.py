@@ -1,7 +1,7 @@
-"""What a run will take is known before it starts, and measuring it changes nothing."""
+"""Time and memory of a run are known before it starts, and measuring them does not change the run."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,22 +29,15 @@ from glancefocus.training.plan import (
 )
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
+pytestmark = pytest.mark.usefixtures("_tiny_world")
 PLAN = Plan((StagePlan("backbone", 2, 3, 1.0, 4.0), StagePlan("aim", 1, 5, 2.0, 0.0)), 6.0, 3 << 30)
 
 
 @pytest.fixture
 def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
     return tiny_settings(stages=["backbone", "glance", "recognise", "aim", "finetune"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scenes are drawn once for all runs of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture
@@ -62,8 +55,8 @@ def test_the_parts_of_a_plan_add_up() -> None:
 def test_measuring_times_every_stage_and_leaves_the_network_alone(settings: TrainSettings, data: Data) -> None:
     net = build(settings.network)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
-    plan = measure_plan(workshop, build_stage, parts=1, peak_bytes=1)
+    context = TrainingContext(net, data, settings, Accelerator(cpu=True))
+    plan = measure_plan(context, build_stage, parts=1, peak_bytes=1)
     assert [stage.name for stage in plan.stages] == settings.plan()
     assert [stage.updates for stage in plan.stages] == [3] * 5  # 24 scenes in batches of 8
     assert all(stage.update_s > 0 and stage.validation_s > 0 for stage in plan.stages)
@@ -96,7 +89,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(
     assert parts_that_fit(wide, data)[0] == 1
 
 
-def test_what_fits_in_no_number_of_parts_is_refused(
+def test_a_run_that_does_not_fit_in_any_number_of_parts_is_refused(
     settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_module, "available_bytes", lambda: -(600 << 20))
@@ -113,18 +106,18 @@ def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_the_plan_says_everything_in_a_line_each(settings: TrainSettings, data: Data) -> None:
+def test_the_plan_has_one_line_for_each_fact(settings: TrainSettings, data: Data) -> None:
     said = plan_words(PLAN, settings, data, Path("runs/signs"), torch.device("cpu")).splitlines()
     lines = {line.split()[0]: line for line in said}
     assert list(lines) == ["data", "classes", "network", "stages", "batch", "device", "memory", "time", "folder", "or"]
-    assert "24 to learn from, 10 held out" in lines["data"]
+    assert "24 for training, 10 for validation" in lines["data"]
     assert "backbone 2, aim 1 (epochs)" in lines["stages"]
     assert "about 3.0 GB" in lines["memory"]
-    assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, measuring the result 6 s)" in lines["time"]
+    assert "about 30 s, measured on a few batches (backbone 14 s, aim 10 s, final evaluation 6 s)" in lines["time"]
     assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
 
 
-def test_the_time_left_follows_how_fast_it_really_goes() -> None:
+def test_the_remaining_time_follows_the_measured_speed() -> None:
     left = TimeLeft(1000.0)
     left.reach(100.0, now=50.0)  # a run that goes on: nothing was measured yet
     assert left.seconds == 900
@@ -136,7 +129,7 @@ def test_the_time_left_follows_how_fast_it_really_goes() -> None:
     assert left.seconds == 0
 
 
-def test_a_run_that_goes_on_keeps_its_plan(settings: TrainSettings, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_plan(settings: TrainSettings, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     short = replace(settings, stages=("backbone", "aim"), backbone=replace(settings.backbone, epochs=2))
     short = replace(short, aim=replace(settings.aim, epochs=1))
@@ -149,7 +142,7 @@ def test_a_run_that_goes_on_keeps_its_plan(settings: TrainSettings, tmp_path: Pa
         assert stored_plan(file, short) is None
 
 
-def test_the_command_says_the_plan_and_the_time_left(
+def test_the_command_prints_the_plan_and_the_remaining_time(
     tiny_settings: Callable[..., TrainSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_settings(stages=["backbone", "glance"]), tmp_path / "run", planned=True)
@@ -178,18 +171,16 @@ def test_a_batch_larger_than_the_data_is_as_large_as_the_data(settings: TrainSet
     assert parts_that_fit(replace(settings, batch_size=65_536), data)[0] == 1  # 24 scenes fit in one part
 
 
-def test_parts_of_one_image_that_batch_norms_cannot_learn_from_are_a_sentence(
-    settings: TrainSettings, data: Data
-) -> None:
+def test_batches_computed_one_image_at_a_time_are_refused_for_batch_norms(settings: TrainSettings, data: Data) -> None:
     single = replace(settings, accumulation=8)
-    workshop = Workshop(build(settings.network), data, single, Accelerator(cpu=True))
+    context = TrainingContext(build(settings.network), data, single, Accelerator(cpu=True))
     with pytest.raises(BadRun, match=r"batches of 8 images are computed one image at a time \(--accumulation 8"):
-        measure_plan(workshop, build_stage, parts=8, peak_bytes=1)
+        measure_plan(context, build_stage, parts=8, peak_bytes=1)
 
 
 def test_first_updates_that_are_not_finite_say_what_to_lower(settings: TrainSettings, data: Data) -> None:
     net = build(settings.network)
     net.focus_encoder.backbone.get_classifier().weight.data.fill_(torch.inf)
-    workshop = Workshop(net, data, settings, Accelerator(cpu=True))
+    context = TrainingContext(net, data, settings, Accelerator(cpu=True))
     with pytest.raises(BadRun, match=r"in the first updates of the stage backbone.* Lower backbone\.lr, or check"):
-        measure_plan(workshop, build_stage, parts=1, peak_bytes=1)
+        measure_plan(context, build_stage, parts=1, peak_bytes=1)

@@ -26,37 +26,37 @@ def test_a_return_is_its_reward_and_the_discounted_rest() -> None:
     torch.testing.assert_close(discounted_returns(REWARDS, 0.5), expected, rtol=0, atol=0)
 
 
-def test_a_discount_of_nought_leaves_the_reward_and_of_one_the_sum() -> None:
+def test_a_discount_of_zero_gives_the_reward_and_of_one_the_sum() -> None:
     assert discounted_returns(REWARDS, 0.0).tolist() == REWARDS.tolist()
     assert discounted_returns(REWARDS, 1.0).tolist() == [[6.0, 4.0], [5.0, 4.0], [3.0, 8.0]]
 
 
-def test_lambda_of_nought_is_the_surprise_of_one_step() -> None:
+def test_lambda_of_zero_is_the_temporal_difference_of_one_step() -> None:
     # r + 0.5 V' - V: 1 + 0.5 - 0.5, 2 + 1 - 1, 3 + 0 - 2; 0 + 1 - 1, -4 + 2 - 2, 8 + 0 - 4
     expected = [[1.0, 0.0], [2.0, -4.0], [1.0, 4.0]]
     assert generalised_advantages(REWARDS, VALUES, discount=0.5, gae_lambda=0.0).tolist() == expected
 
 
-def test_lambda_of_one_is_the_return_less_the_value() -> None:
+def test_lambda_of_one_is_the_return_minus_the_value() -> None:
     advantages = generalised_advantages(REWARDS, VALUES, discount=0.5, gae_lambda=1.0)
     assert advantages.tolist() == (discounted_returns(REWARDS, 0.5) - VALUES).tolist()
 
 
-def test_lambda_between_weighs_later_surprises_by_discount_times_lambda() -> None:
+def test_lambda_between_weighs_later_differences_by_discount_times_lambda() -> None:
     # surprises as for lambda 0, weight 0.5 * 0.5 = 0.25: 1; 2 + 0.25 * 1; 1 + 0.25 * 2.25
     advantages = generalised_advantages(REWARDS, VALUES, discount=0.5, gae_lambda=0.5)
     assert advantages[:, 0].tolist() == [1.5625, 2.25, 1.0]
     assert advantages[:, 1].tolist() == [0.0 + 0.25 * -3.0, -4.0 + 0.25 * 4.0, 4.0]
 
 
-def test_normalising_takes_mean_and_deviation_over_looks_and_images_together() -> None:
+def test_returns_are_normalised_over_looks_and_images_together() -> None:
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0]])  # mean 2.5, squares 2.25 0.25 0.25 2.25, deviation sqrt(5 / 3)
     scale = math.sqrt(5 / 3) + 1e-5
     expected = torch.tensor([[-1.5, -0.5], [0.5, 1.5]]) / scale
     torch.testing.assert_close(normalised(values), expected, rtol=0, atol=1e-6)
 
 
-def test_values_that_are_all_alike_become_nought() -> None:
+def test_values_that_are_all_equal_become_zero() -> None:
     assert normalised(torch.full((3, 4), 0.25)).tolist() == torch.zeros(3, 4).tolist()
 
 
@@ -97,7 +97,7 @@ def test_the_entropy_is_that_of_two_independent_gaussians(deviation: float) -> N
         (0.5, 2.0, 1.0, 1.0),  # less likely, but good: back
     ],
 )
-def test_the_clip_stops_only_what_would_go_further(
+def test_the_clip_stops_only_steps_that_go_further(
     ratio: float, advantage: float, surrogate: float, gradient: float
 ) -> None:
     log_prob = torch.tensor([math.log(ratio) - 1.0], dtype=torch.float64, requires_grad=True)

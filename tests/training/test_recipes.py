@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network.presets import PRESETS
 from glancefocus.training import recipes
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import AimSettings, TrainSettings
@@ -26,12 +28,6 @@ def folder(tmp_path: Path) -> str:
         (tmp_path / "pets" / name).mkdir(parents=True)
         (tmp_path / "pets" / name / "a.png").write_bytes(b"never read")
     return str(tmp_path / "pets")
-
-
-@pytest.fixture(autouse=True)
-def _own_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test has a copy of the recipe, so that none depends on what another assigned."""
-    monkeypatch.setattr(recipes, "SIGNS_RECIPE", copy.deepcopy(recipes.SIGNS_RECIPE))
 
 
 @pytest.mark.parametrize("preset", PAPER)
@@ -107,9 +103,42 @@ def test_assignments_have_types_and_override_everything_else() -> None:
 
 
 def test_an_assignment_leaves_the_recipe_as_it_was() -> None:
-    before = copy.deepcopy(recipes.SIGNS_RECIPE)
-    train_settings("signs", assignments=["aim.epochs=77", "glance.lr=0.5"])
-    assert before == recipes.SIGNS_RECIPE
+    before = copy.deepcopy(recipes.WORLD_RECIPES)
+    changed = train_settings("signs", assignments=["aim.epochs=77", "glance.lr=0.5", "data.augment.flip=false"])
+    assert (changed.aim.epochs, changed.glance.lr) == (77, 0.5)
+    assert before == recipes.WORLD_RECIPES
+    assert train_settings("signs").aim.epochs == 5
+
+
+@pytest.mark.parametrize("preset", ["gf-mini-48", "gf-ms-mini-48"])
+def test_a_small_preset_on_photographs_has_a_recipe_that_fits_them_and_not_that_of_signs(
+    preset: str, folder: str
+) -> None:
+    settings, of_signs = train_settings(folder, preset=preset), train_settings("signs", preset=preset)
+    assert settings.network.backbone_options == of_signs.network.backbone_options
+    assert settings.network.patch_px == of_signs.network.patch_px  # the sizes are the preset's
+    assert (settings.batch_size, settings.data.augment.crop) == (4, 0.5)  # three images
+    assert not settings.keep_statistics  # from random initialisation
+    fitted = train_settings(folder, backbone="resnet18", changes={"weights": "none"})
+    for stage in ("backbone", "glance", "recognise", "aim", "finetune"):
+        assert getattr(settings, stage) == getattr(fitted, stage)
+        assert getattr(settings, stage) != getattr(of_signs, stage)
+    assert (settings.stages, settings.rounds) == (fitted.stages, 1)
+
+
+def test_a_small_preset_in_the_other_world_does_not_have_the_recipe_of_its_own() -> None:
+    settings = train_settings("gestures", preset="gf-mini-48")
+    assert settings.backbone.epochs != train_settings("signs").backbone.epochs
+    assert (settings.backbone.label_smoothing, settings.data.augment.crop) == (
+        0.1,
+        0.08,
+    )  # fitted; scenes are not cropped
+
+
+def test_every_recipe_belongs_to_a_preset_and_a_world_that_exist() -> None:
+    assert set(recipes.WORLD_RECIPES) == set(WORLDS)
+    assert recipes.SMALL_PRESETS | set(recipes.PRESET_CHANGES) <= set(PRESETS)
+    assert set(recipes.PRESET_CHANGES) == {name for name in PRESETS if name.endswith("jester")}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +161,7 @@ def test_an_assignment_leaves_the_recipe_as_it_was() -> None:
         ('stages=["aim","aimm"]', "there is no stage 'aimm'"),
     ],
 )
-def test_what_cannot_be_set_is_said(word: str, sentence: str) -> None:
+def test_what_cannot_be_set_is_refused(word: str, sentence: str) -> None:
     # The seed goes before, so that it is in the table that an assignment is made to.
     with pytest.raises(BadSetting, match=sentence):
         train_settings("signs", changes={"seed": 0}, assignments=[word])
@@ -155,6 +184,39 @@ def test_stages_are_named_as_the_paper_does_or_by_what_they_do(words: list[str],
 def test_a_misspelt_stage_gets_a_suggestion() -> None:
     with pytest.raises(UnknownName, match=r"there is no stage named 'recognize'. Did you mean 'recognise'"):
         train_settings("signs", stages=["recognize"])
+
+
+def test_stages_run_in_the_order_given() -> None:
+    for stages in (
+        ["recognise", "aim", "recognise", "aim"],
+        ["glance", "backbone", "recognise", "finetune", "aim"],
+        ["aim", "recognise"],
+        ["joint", "point", "finetune", "aim"],
+    ):
+        assert train_settings("signs", stages=stages).plan() == stages
+
+
+@pytest.mark.parametrize(
+    ("stages", "rounds", "sentence"),
+    [
+        (
+            "2,1,initialise",
+            1,
+            "the stage backbone trains an encoder that the stage aim builds on, so it must come before",
+        ),
+        (
+            "joint,glance",
+            1,
+            "the stage glance trains an encoder that the stage joint builds on, .* stages are joint, glance",
+        ),
+        ("glance,small_glance", 1, "the stage small_glance prepares for the stage glance, so it must come before it"),
+        ("2,point", 1, "the stage point comes after recognise .* but the stages are aim, point"),
+        ("2,3,1", 2, "rounds repeats the stages aim .* so they must be the last ones, but .* aim, finetune, recognise"),
+    ],
+)
+def test_an_order_that_cannot_work_is_refused(stages: str, rounds: int, sentence: str) -> None:
+    with pytest.raises(BadSetting, match=sentence):
+        train_settings("signs", stages=[stages], changes={"rounds": rounds})
 
 
 def test_rounds_repeat_stages_ii_and_iii() -> None:

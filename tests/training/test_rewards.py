@@ -31,7 +31,7 @@ def test_the_cross_entropy_reward_is_the_drop_of_the_loss() -> None:
     torch.testing.assert_close(cross_entropy_reward(PROBABILITY), expected, rtol=0, atol=1e-6)
 
 
-def test_a_probability_of_nought_gives_a_finite_reward() -> None:
+def test_a_probability_of_zero_gives_a_finite_reward() -> None:
     reward = cross_entropy_reward(torch.tensor([[0.0], [1.0]]))
     assert reward.tolist() == torch.tensor([[-math.log(1e-8)]]).tolist()
 

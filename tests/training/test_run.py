@@ -1,22 +1,17 @@
-"""Runs repeat by their seed, survive whatever stops them, and say what is wrong."""
+"""Runs repeat by their seed, can be stopped at any time, and report what is wrong."""
 
-import importlib.util
 import json
 import math
-import os
 import resource
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -33,97 +28,22 @@ from glancefocus.training.settings import TrainSettings
 
 HERE = Path(__file__).parent
 TINY_RUN, KILL_AND_RESUME = HERE / "tiny_run.py", HERE.parent.parent / "benchmarks" / "kill_and_resume.py"
-# The same as tiny_run.py in the words of the command.
-TINY_WORDS = [
-    *(
-        "train",
-        "signs",
-        "--backbone",
-        "test_resnet",
-        "--height-px",
-        "96",
-        "--width-px",
-        "96",
-        "--scenes",
-        "24",
-        "10",
-        "5",
-    ),
-    *("--glance-px", "32", "--patch-px", "32", "--looks", "2", "--batch-size", "8"),
-    *("--set", "checkpoint_minutes=0", "--set", "network.classifier_units=8"),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scenes are drawn once for all runs of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Callable[..., TrainSettings]:
-    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    settings: Callable[..., TrainSettings] = module.tiny_settings
-    return settings
-
-
-@pytest.fixture(scope="module")
-def whole_run(tiny: Callable[..., TrainSettings], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All five stages, never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    train(tiny(), folder, quiet=True)
-    return folder
-
-
+pytestmark = pytest.mark.usefixtures("_tiny_world")
 Tiny = Callable[..., TrainSettings]
 
 
-def weights_of(run: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = torch.load(run / "last.ckpt", weights_only=True)["net"]
-    return weights
+@pytest.fixture(scope="module")
+def whole_run(_tiny_world: None, tiny_settings: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All five stages, never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(tiny_settings(), folder, quiet=True)
+    return folder
 
 
-def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def interrupt_when(moment: Callable[[], bool]) -> threading.Thread:
-    """Presses Ctrl-C once the moment has come."""
-
-    def press() -> None:
-        until = time.monotonic() + 60
-        while not moment() and time.monotonic() < until:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    return thread
-
-
-def interrupted_run(settings: TrainSettings, folder: Path) -> None:
-    """A run that was stopped by Ctrl-C after its first checkpoint."""
-    thread = interrupt_when((folder / "last.ckpt").exists)
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, folder, quiet=True)
-    thread.join()
-
-
-def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) -> None:
+def test_a_finished_run_holds_all_that_it_should(runs: Any, whole_run: Path, tiny_settings: Tiny) -> None:
     names = {path.name for path in whole_run.iterdir()}
     assert {"settings.json", "metrics.jsonl", "last.ckpt", "backbone.safetensors", "bundle"} <= names
-    rows = metrics_of(whole_run)
+    rows = runs.metrics(whole_run)
     epochs = [(row["stage"], row["epoch"]) for row in rows]
     once = [("backbone", 1), ("glance", 1), ("recognise", 1)]
     assert epochs == [*once, ("aim", 1), ("aim", 2), ("finetune", 1)]
@@ -144,31 +64,41 @@ def test_a_finished_run_holds_all_that_it_should(whole_run: Path, tiny: Tiny) ->
     budgets = [point["budget_macs"] for point in bundle.curve]
     assert budgets == sorted(budgets)
     assert all(point["mean_macs"] <= budget * (1 + 1e-9) for point, budget in zip(bundle.curve, budgets, strict=True))
-    assert same_weights(bundle.net.state_dict(), weights_of(whole_run))
+    assert runs.same(bundle.net.state_dict(), runs.weights(whole_run))
 
 
-def test_the_backbone_that_is_to_be_beaten_stays_in_the_run(whole_run: Path, tiny: Tiny, tmp_path: Path) -> None:
-    net = load_backbone(tiny(), whole_run)
+def test_the_backbone_that_is_to_be_beaten_stays_in_the_run(
+    runs: Any,
+    whole_run: Path,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+) -> None:
+    net = load_backbone(tiny_settings(), whole_run)
     assert net is not None
-    train(tiny(stages=["backbone"]), tmp_path / "alone", quiet=True)
-    alone = {n: t for n, t in weights_of(tmp_path / "alone").items() if n.startswith("focus_encoder.")}
+    train(tiny_settings(stages=["backbone"]), tmp_path / "alone", quiet=True)
+    alone = {n: t for n, t in runs.weights(tmp_path / "alone").items() if n.startswith("focus_encoder.")}
     kept = {f"focus_encoder.{n}": t for n, t in net.focus_encoder.state_dict().items()}
-    assert same_weights(alone, kept)  # also: the stages before do not depend on those that come after
-    assert load_backbone(tiny(), tmp_path) is None
+    assert runs.same(alone, kept)  # also: the stages before do not depend on those that come after
+    assert load_backbone(tiny_settings(), tmp_path) is None
 
 
-def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not(whole_run: Path, tiny: Tiny, tmp_path: Path) -> None:
+def test_a_seed_repeats_a_run_bit_for_bit_and_another_does_not(
+    runs: Any,
+    whole_run: Path,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(12345)  # what happens outside does not matter
-    train(tiny(), tmp_path / "again", quiet=True)
-    assert same_weights(weights_of(whole_run), weights_of(tmp_path / "again"))
+    train(tiny_settings(), tmp_path / "again", quiet=True)
+    assert runs.same(runs.weights(whole_run), runs.weights(tmp_path / "again"))
     without_clock = [
-        [{name: value for name, value in row.items() if name != "images_per_s"} for row in metrics_of(run)]
+        [{name: value for name, value in row.items() if name != "images_per_s"} for row in runs.metrics(run)]
         for run in (whole_run, tmp_path / "again")
     ]
     assert without_clock[0] == without_clock[1]
-    train(tiny(seed=1, stages=["recognise"]), tmp_path / "other", quiet=True)
-    train(tiny(stages=["recognise"]), tmp_path / "first", quiet=True)
-    assert not same_weights(weights_of(tmp_path / "first"), weights_of(tmp_path / "other"))
+    train(tiny_settings(seed=1, stages=["recognise"]), tmp_path / "other", quiet=True)
+    train(tiny_settings(stages=["recognise"]), tmp_path / "first", quiet=True)
+    assert not runs.same(runs.weights(tmp_path / "first"), runs.weights(tmp_path / "other"))
 
 
 def test_a_killed_run_ends_as_one_never_killed() -> None:
@@ -180,15 +110,19 @@ def test_a_killed_run_ends_as_one_never_killed() -> None:
     assert "identical after 3 kills" in done.stdout
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_the_run_then_ends_the_same(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_saves_and_prints_how_to_continue_and_the_run_then_ends_the_same(
+    tiny_run: types.ModuleType,
+    runs: Any,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [*TINY_WORDS, "--stages", "1", "--set", "recognise.epochs=2"]
+    words = ["train", "signs", *tiny_run.WORDS, "--stages", "1", "--set", "recognise.epochs=2"]
     codes = []
     for folder in ("stopped", "stopped", "whole"):
         thread = None
         if not codes:
-            thread = interrupt_when((tmp_path / "stopped" / "last.ckpt").exists)
+            thread = runs.interrupt_when((tmp_path / "stopped" / "last.ckpt").exists)
         with pytest.raises(SystemExit) as end:
             main([*words, "-o", str(tmp_path / folder)])
         codes.append(end.value.code)
@@ -201,44 +135,48 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_run_then_ends_the_same(
             )
             assert not (tmp_path / "stopped" / "bundle").exists()
     assert codes == [130, 0, 0]
-    assert "going on with stage 1 of 1 (recognise)" in " ".join(capsys.readouterr().err.split())
-    assert same_weights(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
-    assert [row["epoch"] for row in metrics_of(tmp_path / "stopped")] == [1, 2]
+    assert "continuing with stage 1 of 1 (recognise)" in " ".join(capsys.readouterr().err.split())
+    assert runs.same(runs.weights(tmp_path / "stopped"), runs.weights(tmp_path / "whole"))
+    assert [row["epoch"] for row in runs.metrics(tmp_path / "stopped")] == [1, 2]
 
 
-def test_what_was_noted_before_the_first_checkpoint_is_not_noted_twice(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(stages=["recognise"])
+def test_lines_written_before_the_first_checkpoint_are_not_written_twice(
+    runs: Any,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+) -> None:
+    settings = tiny_settings(stages=["recognise"])
     train(settings, tmp_path / "run", quiet=True)
     (tmp_path / "run" / "last.ckpt").unlink()  # as if killed between the line and the checkpoint of the first epoch
     train(settings, tmp_path / "run", quiet=True)
-    assert len(metrics_of(tmp_path / "run")) == 1
+    assert len(runs.metrics(tmp_path / "run")) == 1
 
 
-def test_a_finished_run_started_again_only_writes_its_bundle(whole_run: Path, tiny: Tiny) -> None:
+def test_a_finished_run_started_again_only_writes_its_bundle(whole_run: Path, tiny_settings: Tiny) -> None:
     before = (whole_run / "metrics.jsonl").read_bytes(), (whole_run / "last.ckpt").read_bytes()
-    train(tiny(), whole_run, quiet=True)
+    train(tiny_settings(), whole_run, quiet=True)
     assert ((whole_run / "metrics.jsonl").read_bytes(), (whole_run / "last.ckpt").read_bytes()) == before
 
 
-def test_a_folder_of_another_run_is_refused_and_the_difference_shown(whole_run: Path, tiny: Tiny) -> None:
+def test_a_folder_of_another_run_is_refused_and_the_difference_shown(whole_run: Path, tiny_settings: Tiny) -> None:
     with pytest.raises(
         BadRun, match=r"has other settings: aim.lr was 0.0003, now 0.001; seed was 0, now 3\. Use the same"
     ):
-        train(tiny(seed=3, aim={"lr": 0.001, "epochs": 2}), whole_run, quiet=True)
+        train(tiny_settings(seed=3, aim={"lr": 0.001, "epochs": 2}), whole_run, quiet=True)
 
 
-def test_a_folder_that_is_not_a_run_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_left_alone(tiny_settings: Tiny, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(BadRun, match="is not empty and holds no run"):
-        train(tiny(), tmp_path, quiet=True)
+        train(tiny_settings(), tmp_path, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
-    with pytest.raises(BadRun, match="cannot be made"):
-        train(tiny(), tmp_path / "letter.txt" / "run", quiet=True)
+    with pytest.raises(BadRun, match="cannot be created"):
+        train(tiny_settings(), tmp_path / "letter.txt" / "run", quiet=True)
 
 
-def test_a_run_killed_while_it_wrote_its_settings_can_be_started(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_run_killed_while_it_wrote_its_settings_can_be_started(tiny_settings: Tiny, tmp_path: Path) -> None:
     (tmp_path / ".settings.json.0123456789abcdef.aside").write_text("{")
-    train(tiny(stages=["aim"], aim={"epochs": 0}), tmp_path, quiet=True)
+    train(tiny_settings(stages=["aim"], aim={"epochs": 0}), tmp_path, quiet=True)
     assert not (tmp_path / ".settings.json.0123456789abcdef.aside").exists()
 
 
@@ -252,16 +190,20 @@ def test_differences_name_what_was_and_what_is() -> None:
     ]
 
 
-def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(stages=["recognise"], recognise={"epochs": 2})
+def test_a_full_disk_loses_nothing_and_the_run_can_be_resumed_when_there_is_room(
+    runs: Any,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+) -> None:
+    settings = tiny_settings(stages=["recognise"], recognise={"epochs": 2})
     run = tmp_path / "run"
-    interrupted_run(settings, run)
+    runs.interrupted(settings, run)
     before = (run / "last.ckpt").read_bytes()
-    lines = len(metrics_of(run)) if (run / "metrics.jsonl").exists() else 0
+    lines = len(runs.metrics(run)) if (run / "metrics.jsonl").exists() else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # a checkpoint has three million bytes
     try:
-        with pytest.raises(BadRun, match=r"could not be written .*What was there before is unharmed"):
+        with pytest.raises(BadRun, match=r"could not be written .*The previous file is unchanged"):
             train(settings, run, quiet=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -270,13 +212,13 @@ def test_a_full_disk_loses_nothing_and_the_run_goes_on_when_there_is_room(tiny: 
     train(settings, run, quiet=True)
     train(settings, tmp_path / "whole", quiet=True)
     assert lines < 2
-    assert len(metrics_of(run)) == 2
-    assert same_weights(weights_of(run), weights_of(tmp_path / "whole"))
+    assert len(runs.metrics(run)) == 2
+    assert runs.same(runs.weights(run), runs.weights(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("damage", ["cut short", "text", "empty", "of another program"])
-def test_a_damaged_checkpoint_is_said(damage: str, tiny: Tiny, whole_run: Path, tmp_path: Path) -> None:
-    settings = tiny(stages=["aim"], aim={"epochs": 0})
+def test_a_damaged_checkpoint_is_reported(damage: str, tiny_settings: Tiny, whole_run: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(stages=["aim"], aim={"epochs": 0})
     train(settings, tmp_path, quiet=True)
     file = tmp_path / "last.ckpt"
     content = file.read_bytes()
@@ -290,16 +232,16 @@ def test_a_damaged_checkpoint_is_said(damage: str, tiny: Tiny, whole_run: Path, 
         train(settings, tmp_path, quiet=True)
 
 
-def test_damaged_settings_are_said(tiny: Tiny, tmp_path: Path) -> None:
+def test_damaged_settings_are_reported(tiny_settings: Tiny, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(BadRun, match="settings.json is damaged"):
-        train(tiny(), tmp_path, quiet=True)
+        train(tiny_settings(), tmp_path, quiet=True)
 
 
-def test_stages_can_be_left_out_and_rounds_repeat_the_last_two(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(stages=["aim", "finetune"], rounds=2, aim={"epochs": 1})
+def test_stages_can_be_left_out_and_rounds_repeat_the_last_two(runs: Any, tiny_settings: Tiny, tmp_path: Path) -> None:
+    settings = tiny_settings(stages=["aim", "finetune"], rounds=2, aim={"epochs": 1})
     train(settings, tmp_path / "run", quiet=True)
-    rows = [(row["stage_number"], row["stage"]) for row in metrics_of(tmp_path / "run")]
+    rows = [(row["stage_number"], row["stage"]) for row in runs.metrics(tmp_path / "run")]
     assert rows == [(1, "aim"), (2, "finetune"), (3, "aim"), (4, "finetune")]
     assert not (tmp_path / "run" / "backbone.safetensors").exists()
 
@@ -312,37 +254,41 @@ class WithScaler(Accelerator):
         self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
 
 
-def test_a_resumed_run_goes_on_with_the_scale_of_its_losses(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_resumed_run_continues_with_its_loss_scale(
+    runs: Any,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("glancefocus.training.run.Accelerator", WithScaler)
-    settings = tiny(stages=("backbone", "glance"))
+    settings = tiny_settings(stages=("backbone", "glance"))
     train(settings, tmp_path / "whole", quiet=True)
-    interrupted_run(settings, tmp_path / "again")
+    runs.interrupted(settings, tmp_path / "again")
     train(settings, tmp_path / "again", quiet=True)
     whole, again = (torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "again"))
     assert whole["scaler"]["scale"] > 16
     assert again["scaler"] == whole["scaler"]
-    assert same_weights(whole["net"], again["net"])
+    assert runs.same(whole["net"], again["net"])
 
 
-def test_one_stage_instead_of_three_trains_everything(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(stages=["joint"]), tmp_path / "run", quiet=True)
-    train(tiny(stages=["joint"], joint={"epochs": 0}), tmp_path / "fresh", quiet=True)
-    trained, fresh = weights_of(tmp_path / "run"), weights_of(tmp_path / "fresh")
+def test_one_stage_instead_of_three_trains_everything(runs: Any, tiny_settings: Tiny, tmp_path: Path) -> None:
+    train(tiny_settings(stages=["joint"]), tmp_path / "run", quiet=True)
+    train(tiny_settings(stages=["joint"], joint={"epochs": 0}), tmp_path / "fresh", quiet=True)
+    trained, fresh = runs.weights(tmp_path / "run"), runs.weights(tmp_path / "fresh")
     for part in ("glance_encoder", "focus_encoder", "classifier", "policy"):
         assert any(not torch.equal(t, fresh[n]) for n, t in trained.items() if n.startswith(part)), part
-    (row,) = metrics_of(tmp_path / "run")
-    assert {"loss", "policy_loss", "reward", "accuracy", "val_accuracy"} <= row.keys()
+    (row,) = runs.metrics(tmp_path / "run")
+    assert all(math.isfinite(row[name]) for name in ("loss", "policy_loss", "reward"))
+    assert len(row["accuracy"]) == len(row["val_accuracy"]) == 2
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU, on which fp16 works")
-def test_fp16_without_a_gpu_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_fp16_without_a_gpu_is_refused(tiny_settings: Tiny, tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="fp16 needs a GPU, and there is none. Use --precision bf16"):
-        train(tiny(precision="fp16"), tmp_path / "run", quiet=True)
+        train(tiny_settings(precision="fp16"), tmp_path / "run", quiet=True)
 
 
-def test_two_processes_agree_with_each_other_and_with_one(tiny: Tiny, tmp_path: Path) -> None:
+def test_two_processes_agree_with_each_other_and_with_one(runs: Any, tiny_settings: Tiny, tmp_path: Path) -> None:
     # Encoders are frozen and aims are learnt: nothing depends on how a batch is shared out, so one process must get the same.
     changes = {"stages": ["finetune"], "finetune": {"freeze_encoders": True, "epochs": 2}}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TINY_RUN)]
@@ -351,26 +297,38 @@ def test_two_processes_agree_with_each_other_and_with_one(tiny: Tiny, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     ranks = [torch.load(tmp_path / "two" / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert same_weights(*ranks)
-    train(tiny(**changes), tmp_path / "one", quiet=True)
-    for name, tensor in weights_of(tmp_path / "one").items():
+    assert runs.same(*ranks)
+    train(tiny_settings(**changes), tmp_path / "one", quiet=True)
+    for name, tensor in runs.weights(tmp_path / "one").items():
         torch.testing.assert_close(tensor, ranks[0][name], rtol=0, atol=1e-5)
-    assert [row["epoch"] for row in metrics_of(tmp_path / "two")] == [1, 2]
+    assert [row["epoch"] for row in runs.metrics(tmp_path / "two")] == [1, 2]
 
 
-def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
+def test_the_command_launches_processes_by_itself(tiny_run: types.ModuleType, runs: Any, tmp_path: Path) -> None:
     stages = ["backbone", "glance", "joint", "point", "finetune", "aim"]
     changes = [f"{stage}.epochs=1" for stage in stages]
     changes += ["glance.evidence_weight=1", "finetune.mistaken_glances=0.5"]
     short = ["--stages", ",".join(stages), *(word for change in changes for word in ("--set", change))]
-    words = [*TINY_WORDS, *short, "--rivals", "none", "--processes", "2", "--json", "-o", str(tmp_path / "run")]
+    words = [
+        "train",
+        "signs",
+        *tiny_run.WORDS,
+        *short,
+        "--rivals",
+        "none",
+        "--processes",
+        "2",
+        "--json",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "glancefocus.cli.main", *words], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     fact = json.loads(done.stdout)
     assert len(fact["validation_accuracy_per_look"]) == 2
-    assert [row["stage"] for row in metrics_of(tmp_path / "run")] == stages
+    assert [row["stage"] for row in runs.metrics(tmp_path / "run")] == stages
     assert gf.load(fact["bundle"]).classes == ("none", "30", "50", "80", "100")
 
 
@@ -378,60 +336,62 @@ def test_the_command_launches_processes_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "changes"), [("point", {"epochs": 2}), ("glance", {"epochs": 2, "evidence_weight": 1.0})]
 )
-def test_learning_from_evidence_goes_on_where_it_was_stopped(
+def test_learning_from_evidence_is_resumed_where_it_was_stopped(
+    runs: Any,
     stage: str,
     changes: dict[str, Any],
     shift_px: int,
-    tiny: Tiny,
+    tiny_settings: Tiny,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = tiny(stages=[stage], data={"augment": {"shift_px": shift_px}}, **{stage: changes})
+    settings = tiny_settings(stages=[stage], data={"augment": {"shift_px": shift_px}}, **{stage: changes})
     train(settings, tmp_path / "whole", quiet=True)
-    interrupted_run(settings, tmp_path / "stopped")
+    runs.interrupted(settings, tmp_path / "stopped")
     monkeypatch.delattr(Encoder, "evidence")  # which takes a while and is known already
     train(settings, tmp_path / "stopped", quiet=True)
-    assert same_weights(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
-    assert metrics_of(tmp_path / "whole")[-1]["stage"] == stage
+    assert runs.same(runs.weights(tmp_path / "stopped"), runs.weights(tmp_path / "whole"))
+    assert runs.metrics(tmp_path / "whole")[-1]["stage"] == stage
 
 
-def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(stages=["glance", "recognise"]), tmp_path / "grown", quiet=True)
-    train(tiny(stages=["glance", "recognise", "aim"]), tmp_path / "grown", quiet=True)
-    train(tiny(stages=["glance", "recognise", "aim"]), tmp_path / "whole", quiet=True)
-    assert same_weights(weights_of(tmp_path / "grown"), weights_of(tmp_path / "whole"))
+def test_stages_added_to_a_run_are_those_of_a_run_that_had_them_from_the_start(
+    runs: Any,
+    tiny_settings: Tiny,
+    tmp_path: Path,
+) -> None:
+    train(tiny_settings(stages=["glance", "recognise"]), tmp_path / "grown", quiet=True)
+    train(tiny_settings(stages=["glance", "recognise", "aim"]), tmp_path / "grown", quiet=True)
+    train(tiny_settings(stages=["glance", "recognise", "aim"]), tmp_path / "whole", quiet=True)
+    assert runs.same(runs.weights(tmp_path / "grown"), runs.weights(tmp_path / "whole"))
 
 
-def test_stages_that_forget_what_a_run_has_gone_through_are_refused(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(stages=["recognise"]), tmp_path / "run", quiet=True)
-    with pytest.raises(
-        BadRun, match="has gone through recognise; its stages must begin with these, but now they are aim"
-    ):
-        train(tiny(stages=["aim"]), tmp_path / "run", quiet=True)
+def test_stages_without_those_that_a_run_has_already_run_are_refused(tiny_settings: Tiny, tmp_path: Path) -> None:
+    train(tiny_settings(stages=["recognise"]), tmp_path / "run", quiet=True)
+    with pytest.raises(BadRun, match="has run the stages recognise; its stages must begin with these, but got aim"):
+        train(tiny_settings(stages=["aim"]), tmp_path / "run", quiet=True)
 
 
-def test_a_run_goes_on_from_a_whole_network_and_refuses_another_one(
-    tiny: Tiny, whole_run: Path, tmp_path: Path
+def test_a_run_starts_from_a_bundle_and_refuses_one_with_another_network(
+    tiny_settings: Tiny,
+    whole_run: Path,
+    tmp_path: Path,
 ) -> None:
     start = str(whole_run / "bundle")
-    settings = tiny(stages=["aim"], start=start)
-    bundle = train(settings, tmp_path / "run", quiet=True)
-    before = gf.load(start, device="cpu").net.state_dict()
-    same = [name for name, tensor in bundle.net.state_dict().items() if torch.equal(tensor, before[name])]
-    assert {name.split(".")[0] for name in before if name not in same} <= {"policy"}
-    longer = train(tiny(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "longer", quiet=True)
+    changes = {"epochs": 1, "freeze_encoders": True}  # only the classifier is trained
+    bundle = train(tiny_settings(stages=["finetune"], start=start, finetune=changes), tmp_path / "run", quiet=True)
+    before, after = gf.load(start, device="cpu").net.state_dict(), bundle.net.state_dict()
+    changed = {name.split(".")[0] for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed == {"classifier"}  # trained, and everything else is that of the bundle
+    longer = train(tiny_settings(stages=["aim"], start=start, network={"looks": 3}), tmp_path / "longer", quiet=True)
     assert longer.settings.looks == 3  # a recurrent classifier answers alike at every look
-    with pytest.raises(BadRun, match="is another network: classifier_units was 8, now 9"):
-        train(tiny(stages=["aim"], start=start, network={"classifier_units": 9}), tmp_path / "other", quiet=True)
-
-
-def test_the_best_network_is_kept_beside_the_last(whole_run: Path) -> None:
-    kept = safetensors.torch.load_file(whole_run / "best.safetensors")
-    assert kept.keys() == weights_of(whole_run).keys()
+    with pytest.raises(BadRun, match="has another network: classifier_units was 8, now 9"):
+        train(
+            tiny_settings(stages=["aim"], start=start, network={"classifier_units": 9}), tmp_path / "other", quiet=True
+        )
 
 
 def larger_scenes(stages: list[str], assignments: list[str]) -> TrainSettings:
-    """Of 128 px, so that there are smaller ones."""
+    """Scenes of 128 px, so that there are smaller ones."""
     return train_settings(
         "signs",
         backbone="test_resnet",
@@ -449,25 +409,25 @@ def larger_scenes(stages: list[str], assignments: list[str]) -> TrainSettings:
     )
 
 
-def test_the_backbone_may_see_small_scenes_first(tmp_path: Path) -> None:
+def test_the_backbone_may_see_small_scenes_first(runs: Any, tmp_path: Path) -> None:
     few = ["small.epochs=1", "small.scenes=[9,5]", "backbone.epochs=1"]
     train(larger_scenes(["small", "backbone"], few), tmp_path / "run", quiet=True)
-    rows = metrics_of(tmp_path / "run")
+    rows = runs.metrics(tmp_path / "run")
     assert [row["stage"] for row in rows] == ["small", "backbone"]
     right = [row["val_accuracy"][0] * count for row, count in zip(rows, (5, 10), strict=True)]  # each by its own scenes
     assert right == pytest.approx([round(count) for count in right], abs=1e-5)
 
 
-def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_the_glance_encoder_may_see_small_scenes_first_and_continues_from_there(runs: Any, tmp_path: Path) -> None:
     def trained(name: str, *stages: str, small: int, whole: int, fresh: bool = True) -> dict[str, Tensor]:
         own = ["scenes=[9,5]", "side_px=96", f"epochs={small}", f"fresh={fresh}"]
         changes = [f"small_glance.{setting}" for setting in own]
         changes += [f"glance.epochs={whole}", "glance.fresh=true"] if "glance" in stages else []
         train(larger_scenes(list(stages), changes), tmp_path / name, quiet=True)
         if small + whole > 0:
-            rows = metrics_of(tmp_path / name)
+            rows = runs.metrics(tmp_path / name)
             assert [row["stage"] for row in rows] == ["small_glance"] * small + ["glance"] * whole
-        return weights_of(tmp_path / name)
+        return runs.weights(tmp_path / name)
 
     def same(one: dict[str, Tensor], other: dict[str, Tensor], part: str) -> bool:
         return all(torch.equal(one[name], other[name]) for name in one if name.startswith(part))
@@ -486,37 +446,37 @@ def test_the_glance_encoder_may_see_small_scenes_first_and_goes_on_from_there(tm
     assert same(before, after, "focus_encoder")
 
 
-def test_small_glances_come_before_whole_ones(tiny: Tiny) -> None:
+def test_small_glances_come_before_whole_ones(tiny_settings: Tiny) -> None:
     with pytest.raises(BadSetting, match="small_glance prepares for the stage glance, so it must come before it"):
-        tiny(stages=["glance", "small_glance"])
+        tiny_settings(stages=["glance", "small_glance"])
 
 
-def test_settings_of_stages_that_nobody_runs_may_change(tiny: Tiny, tmp_path: Path) -> None:
-    settings = tiny(stages=["backbone"])
+def test_settings_of_stages_that_do_not_run_may_change(tiny_settings: Tiny, tmp_path: Path) -> None:
+    settings = tiny_settings(stages=["backbone"])
     train(settings, tmp_path / "run", quiet=True)
     train(replace(settings, small=replace(settings.small, epochs=7)), tmp_path / "run", quiet=True)
     with pytest.raises(BadRun, match=r"backbone.lr was .*, now 7"):
         train(replace(settings, backbone=replace(settings.backbone, lr=7.0)), tmp_path / "run", quiet=True)
 
 
-def test_stages_added_to_a_run_may_have_any_settings(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(stages=["recognise"]), tmp_path / "grown", quiet=True)
-    longer = tiny(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.01})
+def test_stages_added_to_a_run_may_have_any_settings(runs: Any, tiny_settings: Tiny, tmp_path: Path) -> None:
+    train(tiny_settings(stages=["recognise"]), tmp_path / "grown", quiet=True)
+    longer = tiny_settings(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.01})
     train(longer, tmp_path / "grown", quiet=True)
     train(longer, tmp_path / "whole", quiet=True)
-    assert same_weights(weights_of(tmp_path / "grown"), weights_of(tmp_path / "whole"))
+    assert runs.same(runs.weights(tmp_path / "grown"), runs.weights(tmp_path / "whole"))
     with pytest.raises(BadRun, match=r"aim.lr was 0.01, now 0.02"):
-        train(tiny(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.02}), tmp_path / "grown", quiet=True)
+        train(tiny_settings(stages=["recognise", "aim"], aim={"epochs": 1, "lr": 0.02}), tmp_path / "grown", quiet=True)
 
 
-def test_the_joint_stage_aims_by_the_settings_of_stage_two(tiny: Tiny, tmp_path: Path) -> None:
-    train(tiny(stages=["joint"]), tmp_path / "run", quiet=True)
+def test_the_joint_stage_aims_by_the_settings_of_stage_two(tiny_settings: Tiny, tmp_path: Path) -> None:
+    train(tiny_settings(stages=["joint"]), tmp_path / "run", quiet=True)
     with pytest.raises(BadRun, match=r"aim.lr was 0.0003, now 0.02"):
-        train(tiny(stages=["joint"], aim={"lr": 0.02}), tmp_path / "run", quiet=True)
+        train(tiny_settings(stages=["joint"], aim={"lr": 0.02}), tmp_path / "run", quiet=True)
 
 
-def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tiny: Tiny) -> None:
-    settings = tiny(stages=["small_glance"])
+def test_objects_have_the_same_size_in_glances_of_small_and_of_whole_scenes(tiny_settings: Tiny) -> None:
+    settings = tiny_settings(stages=["small_glance"])
     view = replace(settings.network.view, height_px=480, width_px=640)
     settings = replace(settings, network=replace(settings.network, view=view, glance_px=96))
     assert settings.small_glance.side_px == 96  # of scenes whose mean side is 554
@@ -525,8 +485,8 @@ def test_glances_of_small_scenes_show_things_as_small_as_those_of_whole_ones(tin
 
 
 @pytest.mark.parametrize("stage", ["small", "small_glance"])
-def test_small_scenes_can_only_be_drawn_of_a_built_in_world(stage: str, tiny: Tiny) -> None:
-    settings = tiny(stages=[stage])
+def test_small_scenes_exist_only_in_a_built_in_world(stage: str, tiny_settings: Tiny) -> None:
+    settings = tiny_settings(stages=[stage])
     with pytest.raises(
         BadSetting, match=f"the stage {stage} draws small scenes of a built-in world .* pictures is not"
     ):
@@ -535,7 +495,9 @@ def test_small_scenes_can_only_be_drawn_of_a_built_in_world(stage: str, tiny: Ti
         replace(settings, **{stage: replace(getattr(settings, stage), scenes=(5,))})
 
 
-def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_have_no_effect_on_whole_pictures_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("cats", "dogs"):
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(4):
@@ -552,4 +514,4 @@ def test_sizes_that_whole_pictures_do_not_take_are_said(tmp_path: Path, capsys: 
         with pytest.raises(SystemExit) as ended:
             main(["train", str(tmp_path / "pets"), *words, *more])
         assert ended.value.code == 2  # none of them can be read
-        assert ("pictures keep their own size (fit is whole)" in capsys.readouterr().err) == said
+        assert ("images keep their own size (fit is whole)" in capsys.readouterr().err) == said

@@ -52,7 +52,7 @@ def test_a_run_goes_where_its_data_is_named() -> None:
         assert (str(chosen.folder), chosen.settings, chosen.sentence) == (place, None, None)
 
 
-def test_what_is_asked_for_is_compared_by_what_decides_what_is_learnt() -> None:
+def test_runs_are_compared_by_the_options_that_have_an_effect_on_what_is_learnt() -> None:
     assert asked() == asked("photos/") == asked(os.path.abspath("photos")) == asked(workers=7, processes=2)
     assert asked(stages=["1", "2"]) == asked(stages=["1,2"])
     assert asked(setting=["a.b=1", "c=2"]) == asked(setting=["c=2", "a.b=1"])
@@ -60,7 +60,7 @@ def test_what_is_asked_for_is_compared_by_what_decides_what_is_learnt() -> None:
     assert len({json.dumps(words) for words in different}) == len(different)
 
 
-def test_another_experiment_gets_the_next_number_and_says_so(of_photos: TrainSettings) -> None:
+def test_a_run_with_other_options_gets_the_next_number_and_this_is_printed(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked())
     chosen = choose_run(asked(seed=1), "photos", None)
     assert str(chosen.folder) == "runs/photos-2"
@@ -71,7 +71,7 @@ def test_another_experiment_gets_the_next_number_and_says_so(of_photos: TrainSet
     assert str(choose_run(asked("more/photos"), "more/photos", None).folder) == "runs/photos-3"
 
 
-def test_the_same_options_go_on_with_the_run_that_has_them_and_its_settings(of_photos: TrainSettings) -> None:
+def test_the_same_options_continue_the_run_that_was_started_with_them(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked())
     longer = replace(of_photos, seed=1, batch_size=6)  # as if chosen by the memory of another day
     begun("runs/photos-2", longer, asked(seed=1))
@@ -79,11 +79,13 @@ def test_the_same_options_go_on_with_the_run_that_has_them_and_its_settings(of_p
     chosen = choose_run(asked("photos/", seed=1), "photos/", None)
     assert str(chosen.folder) == "runs/photos-2"
     assert chosen.settings == replace(longer, data=replace(longer.data, source="photos/"))
-    assert chosen.sentence == "the run in runs/photos-2 was started with the same options: this is that run."
+    assert chosen.sentence == "the run in runs/photos-2 was started with the same options, so it is continued."
     assert str(choose_run(asked(seed=3), "photos", None).folder) == "runs/photos-7"
 
 
-def test_a_folder_in_which_nothing_was_learnt_is_used_again_unless_a_process_is_at_it(of_photos: TrainSettings) -> None:
+def test_a_folder_without_a_checkpoint_is_used_again_unless_a_process_is_training_in_it(
+    of_photos: TrainSettings,
+) -> None:
     begun("runs/photos", of_photos, asked(), learnt=False)
     assert str(choose_run(asked(seed=1), "photos", None).folder) == "runs/photos"
     with locked(Path("runs/photos")):
@@ -103,7 +105,7 @@ def test_a_folder_that_was_named_is_taken(of_photos: TrainSettings) -> None:
         prepare_folder(Path("mine"), replace(of_photos, seed=1), asked(seed=1))
 
 
-def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings) -> None:
+def test_resume_continues_the_latest_run_of_the_data(of_photos: TrainSettings) -> None:
     first = begun("runs/photos", of_photos, asked(quick=True))
     second = begun("runs/photos-2", replace(of_photos, seed=1), asked(seed=1))
     begun("runs/photos-3", of_photos, asked("elsewhere/photos"))
@@ -111,11 +113,11 @@ def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings
     os.utime(first / "last.ckpt", (now + 10, now + 10))
     chosen = choose_run(asked(), "photos", None, resume=True)
     assert (chosen.folder, chosen.settings) == (first, of_photos)
-    assert chosen.sentence == "going on with the run in runs/photos."
+    assert chosen.sentence == "continuing the run in runs/photos."
     os.utime(second / "last.ckpt", (now + 20, now + 20))
     assert choose_run(asked(), "photos", None, resume=True).folder == second
     assert choose_run(asked(seed=1), "photos", None, resume=True).folder == second
-    said = "runs/photos-2 was asked for otherwise: seed was 1, now 5. Leave these options out"
+    said = "runs/photos-2 was started with other options: seed was 1, now 5. Leave these options out"
     with pytest.raises(BadRun, match=said):
         choose_run(asked(seed=5), "photos", None, resume=True)
     assert choose_run(asked(), "photos", Path("runs/photos"), resume=True).folder == first
@@ -123,13 +125,13 @@ def test_resume_goes_on_with_the_latest_run_of_the_data(of_photos: TrainSettings
 
 def test_there_must_be_something_to_resume(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked(), learnt=False)
-    with pytest.raises(BadRun, match="there is no run of photos in runs/photos to go on with. Leave out --resume"):
+    with pytest.raises(BadRun, match="there is no run of photos in runs/photos to continue. Leave out --resume"):
         choose_run(asked(), "photos", None, resume=True)
 
 
 @pytest.mark.parametrize("name", ["asked.json", "settings.json"])
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
-def test_damaged_tables_are_said(name: str, content: str, of_photos: TrainSettings) -> None:
+def test_damaged_tables_are_reported(name: str, content: str, of_photos: TrainSettings) -> None:
     begun("mine", of_photos, asked())
     (Path("mine") / name).write_text(content)
     with pytest.raises(BadRun, match=rf"{name} is damaged.*Start in another folder"):
@@ -160,7 +162,7 @@ def test_links_are_not_written_through(of_photos: TrainSettings) -> None:
 
 
 @pytest.mark.usefixtures("_tiny_world")
-def test_a_finished_run_says_so_and_shows_its_result(
+def test_the_result_of_a_finished_run_is_shown_again(
     tiny_run: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "signs", *tiny_run.WORDS, "--stages", "1", "--set", "recognise.epochs=1", "--rivals", "none"]
@@ -171,7 +173,7 @@ def test_a_finished_run_says_so_and_shows_its_result(
         assert end.value.code == 0
         said = capsys.readouterr()
         err = " ".join(said.err.split())
-        assert ("the run in runs/signs is done; this is its result." in err) == (number == 1)
+        assert ("the run in runs/signs is finished; this is its result." in err) == (number == 1)
         assert ("goes to runs/signs-2" in err) == (number == 2)
         assert "validation accuracy after each look" in said.out
         printed.append(said.out)

@@ -24,7 +24,7 @@ def record(files: dict[str, Content] = FILES, classes: tuple[str, ...] = ("cat",
     return SplitRecord.of("pets", classes, rows, val_share=None, seed=0)
 
 
-def test_the_same_data_goes_on(tmp_path: Path) -> None:
+def test_a_run_with_the_same_data_is_resumed(tmp_path: Path) -> None:
     keep_data(tmp_path, record(), begun=False)
     keep_data(tmp_path, record(), begun=True)
     assert SplitRecord((tmp_path / FILE).read_bytes()) == record()
@@ -51,14 +51,14 @@ def test_before_anything_is_learnt_data_may_change(tmp_path: Path) -> None:
         (record(classes=("dog", "cat")), "the classes have another order: class 0 was 'cat' and is 'dog'"),
     ],
 )  # fmt: skip
-def test_what_changed_is_said(now: SplitRecord, words: str, tmp_path: Path) -> None:
+def test_changes_of_the_data_are_named(now: SplitRecord, words: str, tmp_path: Path) -> None:
     assert list(data_differences(record(), now)) == [words]
     keep_data(tmp_path, record(), begun=False)
     with pytest.raises(BadRun) as refused:
         keep_data(tmp_path, now, begun=True)
     assert str(refused.value) == (
         f"the data of the run in {tmp_path} has changed: {words}. "
-        "Put it back as it was to go on, or train in another folder (--output)."
+        "Restore the data to continue this run, or train in another folder (--output)."
     )
 
 
@@ -75,7 +75,7 @@ def test_classes_that_differ_are_named(before: tuple[str, ...], after: tuple[str
     assert list(class_differences(before, after)) == words
 
 
-def test_a_damaged_record_is_said_and_a_built_in_world_has_none(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_a_built_in_world_has_none(tmp_path: Path) -> None:
     keep_data(tmp_path, None, begun=True)
     assert not (tmp_path / FILE).exists()
     (tmp_path / FILE).write_bytes(b"broken")

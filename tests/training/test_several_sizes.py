@@ -1,17 +1,13 @@
 """A network with several patch sizes goes through all stages, gets thresholds for its sizes, answers, and resumes."""
 
 import json
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import glancefocus as gf
 from glancefocus.evaluation.assess import look_table
@@ -20,15 +16,8 @@ from glancefocus.exits.rule import SizeRule
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
+pytestmark = pytest.mark.usefixtures("_tiny_world")
 SIZES, LOOKS = (32, 48), 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scenes are drawn once for all runs of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +27,13 @@ def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
 
 
 @pytest.fixture(scope="module")
-def whole_run(settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_run(_tiny_world: None, settings: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     train(settings, folder, quiet=True)
     return folder
 
 
-def weights_of(run: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = torch.load(run / "last.ckpt", weights_only=True)["net"]
-    return weights
-
-
-def test_all_stages_are_gone_through(whole_run: Path) -> None:
+def test_all_stages_run(whole_run: Path) -> None:
     rows = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["backbone", "glance", "recognise", "aim", "aim", "finetune"]
     assert [len(row["val_accuracy"]) for row in rows] == [1, 1, 3, 3, 3, 3]
@@ -71,7 +55,7 @@ def test_the_bundle_has_thresholds_for_every_look_and_size(whole_run: Path) -> N
         assert bundle.costs.macs_after_look[0] <= point["mean_macs"] <= max(bundle.costs.macs_of_tree())
 
 
-def test_what_the_thresholds_were_chosen_from_is_kept_beside_the_bundle(whole_run: Path) -> None:
+def test_the_look_record_of_the_thresholds_is_kept_beside_the_bundle(whole_run: Path) -> None:
     bundle = gf.load(whole_run / "bundle", device="cpu")
     (folder,) = (whole_run / "bundle-looks").iterdir()
     record = LookRecord.load(folder)
@@ -98,25 +82,15 @@ def test_the_bundle_answers_by_its_thresholds_and_within_budgets(whole_run: Path
     assert spent.tolist() == [tree[-1]] * 6  # every look fits, with the largest patches
 
 
-def test_a_stopped_run_ends_as_one_never_stopped(settings: TrainSettings, whole_run: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_ends_as_one_never_stopped(
+    runs: Any, settings: TrainSettings, whole_run: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
 
-    def press_ctrl_c() -> None:
-        until = time.monotonic() + 60
-        while not _in_stage(run, "recognise") and time.monotonic() < until:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press_ctrl_c)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, run, quiet=True)
-    thread.join()
+    runs.interrupted(settings, run, when=lambda: _in_stage(run, "recognise"))
     assert not (run / "bundle").exists()
     bundle = train(settings, run, quiet=True)
-    one, other = weights_of(run), weights_of(whole_run)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert runs.same(runs.weights(run), runs.weights(whole_run))
     whole = gf.load(whole_run / "bundle", device="cpu")
     assert bundle.thresholds == whole.thresholds
     assert bundle.curve == whole.curve

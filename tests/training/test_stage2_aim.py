@@ -13,58 +13,58 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.training import stage_aim as stage2_aim
 from glancefocus.training.settings import AimSettings
-from glancefocus.training.stage import Moment, NonFinite, Workshop
+from glancefocus.training.stage import Moment, NonFinite, TrainingContext
 from glancefocus.training.stage_aim import AimStage
 
-World = Callable[..., Workshop]
+World = Callable[..., TrainingContext]
 STEPS = 220
 
 
-def learn(workshop: Workshop, steps: int = STEPS) -> AimStage:
+def learn(context: TrainingContext, steps: int = STEPS) -> AimStage:
     """So many updates of stage II."""
-    stage = AimStage(workshop)
+    stage = AimStage(context)
     stage.train_mode()
-    train = workshop.data.train
+    train = context.data.train
     order = [batch for epoch in range(1 + steps * 100 // len(train)) for batch in shuffled(len(train), 100, epoch)]
     for step, (images, labels) in enumerate(train.batches(order[:steps])):
         stage.update(images, labels, Moment(step / steps, torch.Generator().manual_seed(step)))
     return stage
 
 
-def hit_rate(workshop: Workshop, policy: RandomPolicy | None = None) -> list[float]:
+def hit_rate(context: TrainingContext, policy: RandomPolicy | None = None) -> list[float]:
     """Share of patches that hold the whole square, at each focus look."""
-    val = workshop.data.val
+    val = context.data.val
     assert val.boxes is not None
-    return evaluate_every_look(workshop.net, val, policy).hit_rate_per_focus(val.boxes)
+    return evaluate_every_look(context.net, val, policy).hit_rate_per_focus(val.boxes)
 
 
 @pytest.mark.parametrize("head", ["conv", "linear"])
 @pytest.mark.parametrize("reward", ["increment", "contrastive", "cross_entropy"])
 def test_the_policy_finds_the_square(head: str, reward: str, square_world: World) -> None:
-    workshop = square_world(head, looks=2, lr=5e-3, reward=reward)
-    assert hit_rate(workshop)[0] < 0.2
-    assert hit_rate(workshop, RandomPolicy(12, torch.Generator().manual_seed(0)))[0] < 0.2
-    learn(workshop)
-    assert hit_rate(workshop)[0] > 0.8
+    context = square_world(head, looks=2, lr=5e-3, reward=reward)
+    assert hit_rate(context)[0] < 0.2
+    assert hit_rate(context, RandomPolicy(12, torch.Generator().manual_seed(0)))[0] < 0.2
+    learn(context)
+    assert hit_rate(context)[0] > 0.8
 
 
 def test_with_more_looks_the_first_one_already_goes_to_the_square(square_world: World) -> None:
-    workshop = square_world(looks=3, lr=5e-3, reward="increment")
-    learn(workshop)
-    assert hit_rate(workshop)[0] > 0.7
-    assert evaluate_every_look(workshop.net, workshop.data.val).accuracy_per_look[2] > 0.8
+    context = square_world(looks=3, lr=5e-3, reward="increment")
+    learn(context)
+    assert hit_rate(context)[0] > 0.7
+    assert evaluate_every_look(context.net, context.data.val).accuracy_per_look[2] > 0.8
 
 
 def test_generalised_advantages_find_it_too(square_world: World) -> None:
-    workshop = square_world(looks=2, lr=5e-3, reward="increment", gae_lambda=0.84, discount=0.5)
-    learn(workshop)
-    assert hit_rate(workshop)[0] > 0.8
+    context = square_world(looks=2, lr=5e-3, reward="increment", gae_lambda=0.84, discount=0.5)
+    learn(context)
+    assert hit_rate(context)[0] > 0.8
 
 
 def test_several_passes_find_it_in_fewer_batches(square_world: World) -> None:
-    workshop = square_world(looks=2, lr=5e-3, reward="increment", passes=3)
-    learn(workshop, steps=STEPS // 2)
-    assert hit_rate(workshop)[0] > 0.8
+    context = square_world(looks=2, lr=5e-3, reward="increment", passes=3)
+    learn(context, steps=STEPS // 2)
+    assert hit_rate(context)[0] > 0.8
 
 
 class KnewBefore(nn.Module):
@@ -80,10 +80,10 @@ class KnewBefore(nn.Module):
 @pytest.mark.parametrize("together", [True, False], ids=["compared together", "one by one"])
 def test_own_heads_teach_where_the_classifier_has_nothing_to_say(together: bool, square_world: World) -> None:
     for judge, found in (("classifier", False), ("own_head", True)):
-        workshop = square_world(looks=3, lr=5e-3, judge=judge, compare_together=together)
-        workshop.net.classifier = KnewBefore()  # type: ignore[assignment]
-        learn(workshop)
-        assert (hit_rate(workshop)[0] > 0.8) is found, judge
+        context = square_world(looks=3, lr=5e-3, judge=judge, compare_together=together)
+        context.net.classifier = KnewBefore()  # type: ignore[assignment]
+        learn(context)
+        assert (hit_rate(context)[0] > 0.8) is found, judge
 
 
 @pytest.mark.parametrize("reward", ["increment", "cross_entropy"])
@@ -111,9 +111,9 @@ def broken(how: str) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("how", ["nought", "negated", "shuffled"])
 def test_a_broken_reward_teaches_nothing(how: str, square_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage2_aim, "episode_rewards", broken(how))
-    workshop = square_world(looks=2, lr=5e-3, reward="increment")
-    learn(workshop)
-    assert hit_rate(workshop)[0] < 0.25
+    context = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(context)
+    assert hit_rate(context)[0] < 0.25
 
 
 def test_a_shuffled_advantage_teaches_nothing(square_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +125,12 @@ def test_a_shuffled_advantage_teaches_nothing(square_world: World, monkeypatch: 
         return whole(advantages=advantages[:, order], **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage2_aim, "ppo_loss", shuffled_loss)
-    workshop = square_world(looks=2, lr=5e-3, reward="increment")
-    learn(workshop)
-    assert hit_rate(workshop)[0] < 0.25
+    context = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(context)
+    assert hit_rate(context)[0] < 0.25
 
 
-def ratios_of_one_update(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+def ratios_of_one_update(context: TrainingContext, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The ratio of new to old probability in each pass over one batch."""
     seen: list[Tensor] = []
     whole = stage2_aim.ppo_loss
@@ -140,7 +140,7 @@ def ratios_of_one_update(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) ->
         return whole(log_prob=log_prob, old_log_prob=old_log_prob, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stage2_aim, "ppo_loss", noted)
-    learn(workshop, steps=1)
+    learn(context, steps=1)
     return seen
 
 
@@ -162,16 +162,16 @@ def test_with_several_passes_the_ratio_leaves_one_and_the_clip_acts(
 def test_the_width_of_the_clip_matters_only_with_several_passes(passes: int, same: bool, square_world: World) -> None:
     policies = []
     for clip in (0.05, 0.9):
-        workshop = square_world(looks=2, lr=0.01, passes=passes, clip=clip)
-        learn(workshop, steps=1)
-        policies.append(torch.cat([p.flatten() for p in workshop.net.policy.parameters()]))
+        context = square_world(looks=2, lr=0.01, passes=passes, clip=clip)
+        learn(context, steps=1)
+        policies.append(torch.cat([p.flatten() for p in context.net.policy.parameters()]))
     assert torch.equal(*policies) is same
 
 
 def test_deviation_and_rate_stay_unless_they_are_given_an_end(square_world: World) -> None:
     def at(progress: float, **settings: float) -> list[float]:
         stage = AimStage(square_world(**settings))
-        deviation = stage.arrive_at(progress)
+        deviation = stage.set_rate(progress)
         return [deviation, *(group["lr"] for group in stage.optimizer.param_groups)]
 
     assert at(0.5, deviation=0.1, lr=0.01) == [0.1, 0.01]
@@ -181,12 +181,12 @@ def test_deviation_and_rate_stay_unless_they_are_given_an_end(square_world: Worl
 
 
 def test_a_policy_that_aims_at_the_centre_of_every_image_is_not_called_better(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    stage = AimStage(workshop)
+    context = square_world(looks=2)
+    stage = AimStage(context)
     with torch.no_grad():
-        workshop.net.policy.actor.weight.zero_()
-        workshop.net.policy.actor.bias.zero_()  # the middle, after the sigmoid
-    assert stage.validate(workshop.data.val)["aim_deviation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+        context.net.policy.actor.weight.zero_()
+        context.net.policy.actor.bias.zero_()  # the middle, after the sigmoid
+    assert stage.validate(context.data.val)["aim_deviation"] == pytest.approx([0.0, 0.0], abs=1e-6)
     checked = stage.check_aims()
     assert checked.over_centre[0] == 0
     assert not checked.better
@@ -194,62 +194,62 @@ def test_a_policy_that_aims_at_the_centre_of_every_image_is_not_called_better(sq
 
 
 def test_a_policy_that_finds_the_square_is_better_than_aims_that_learn_nothing(square_world: World) -> None:
-    workshop = square_world(looks=2, lr=5e-3, reward="increment")
-    stage = learn(workshop)
-    stage.validate(workshop.data.val)
-    good = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
+    context = square_world(looks=2, lr=5e-3, reward="increment")
+    stage = learn(context)
+    stage.validate(context.data.val)
+    good = {name: tensor.clone() for name, tensor in context.net.policy.state_dict().items()}
     with torch.no_grad():
-        workshop.net.policy.actor.weight.zero_()
+        context.net.policy.actor.weight.zero_()
     checked = stage.check_aims()  # of the best policy, not of the last one
     assert checked.better
     assert checked.over_random[0] > 0.3
-    assert "Learnt aims pay" in checked.sentence
-    assert bool((workshop.net.policy.actor.weight == 0).all())  # which is put back
-    assert any(bool((good[name] != tensor).any()) for name, tensor in workshop.net.policy.state_dict().items())
+    assert "Learnt aims improve accuracy" in checked.sentence
+    assert bool((context.net.policy.actor.weight == 0).all())  # which is put back
+    assert any(bool((good[name] != tensor).any()) for name, tensor in context.net.policy.state_dict().items())
 
 
 def test_the_policy_with_the_best_last_look_is_the_one_that_is_kept(square_world: World) -> None:
-    workshop = square_world(looks=2, lr=5e-3, reward="increment")
-    stage = learn(workshop, steps=120)
-    good = stage.validate(workshop.data.val)["val_accuracy"][-1]
-    kept = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
+    context = square_world(looks=2, lr=5e-3, reward="increment")
+    stage = learn(context, steps=120)
+    good = stage.validate(context.data.val)["val_accuracy"][-1]
+    kept = {name: tensor.clone() for name, tensor in context.net.policy.state_dict().items()}
     with torch.no_grad():
-        workshop.net.policy.actor.weight.zero_()
-        workshop.net.policy.actor.bias.fill_(-9)
-    assert stage.validate(workshop.data.val)["val_accuracy"][-1] < good
-    resumed = AimStage(workshop)  # as after a restart
+        context.net.policy.actor.weight.zero_()
+        context.net.policy.actor.bias.fill_(-9)
+    assert stage.validate(context.data.val)["val_accuracy"][-1] < good
+    resumed = AimStage(context)  # as after a restart
     resumed.load_state(stage.state())
     resumed.finish()
-    for name, tensor in workshop.net.policy.state_dict().items():
+    for name, tensor in context.net.policy.state_dict().items():
         assert torch.equal(tensor, kept[name])
-    assert resumed.validate(workshop.data.val)["val_accuracy"][-1] == good
+    assert resumed.validate(context.data.val)["val_accuracy"][-1] == good
 
 
 def test_a_policy_that_only_gets_worse_stays_as_it_was(square_world: World) -> None:
-    workshop = square_world(looks=2, lr=5e-3, reward="increment")
-    learn(workshop).finish()
-    before = {name: tensor.clone() for name, tensor in workshop.net.policy.state_dict().items()}
-    stage = AimStage(workshop)
+    context = square_world(looks=2, lr=5e-3, reward="increment")
+    learn(context).finish()
+    before = {name: tensor.clone() for name, tensor in context.net.policy.state_dict().items()}
+    stage = AimStage(context)
     stage.begin()
     with torch.no_grad():
-        workshop.net.policy.actor.bias.fill_(-9)  # as a stage that starts too wildly would leave it
-    stage.validate(workshop.data.val)
+        context.net.policy.actor.bias.fill_(-9)  # as a stage that starts too wildly would leave it
+    stage.validate(context.data.val)
     stage.finish()
-    for name, tensor in workshop.net.policy.state_dict().items():
+    for name, tensor in context.net.policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
-def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_or_surer_is_kept(
+def test_among_policies_equal_after_the_last_look_the_earlier_right_or_more_confident_one_is_kept(
     square_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workshop = square_world(looks=3)
-    stage = AimStage(workshop)
+    context = square_world(looks=3)
+    stage = AimStage(context)
     whole = stage2_aim.evaluate_every_look
 
     def validated(accuracy: list[float], surely_right: float, mark: float) -> float:
         """Marks the policy, says that it has this accuracy, and returns the mark of the one that is kept."""
 
-        def told(*arguments: object, **others: object) -> object:
+        def reported(*arguments: object, **others: object) -> object:
             evaluation = whole(*arguments, **others)  # type: ignore[arg-type]
             return SimpleNamespace(
                 accuracy_per_look=accuracy,
@@ -258,9 +258,9 @@ def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_or_
                 hit_rate_per_focus=lambda boxes: [0.0, 0.0],
             )
 
-        monkeypatch.setattr(stage2_aim, "evaluate_every_look", told)
-        torch.nn.init.constant_(workshop.net.policy.critic.bias, mark)
-        stage.validate(workshop.data.val)
+        monkeypatch.setattr(stage2_aim, "evaluate_every_look", reported)
+        torch.nn.init.constant_(context.net.policy.critic.bias, mark)
+        stage.validate(context.data.val)
         return float(stage.best_policy["critic.bias"])
 
     assert validated([0.5, 0.6, 0.9], 0.4, 1) == 1
@@ -274,9 +274,9 @@ def test_of_policies_alike_after_the_last_look_the_one_that_is_right_earlier_or_
 
 
 def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    net, settings = workshop.net, workshop.settings
-    images, labels = next(iter(workshop.data.train.batches([list(range(200))])))
+    context = square_world(looks=2)
+    net, settings = context.net, context.settings
+    images, labels = next(iter(context.data.train.batches([list(range(200))])))
     policy = stage2_aim.ExploringPolicy(net.policy, 0.1, torch.Generator().manual_seed(0))
     with torch.no_grad():
         looks = stage2_aim.play(net, stage2_aim.as_batch(images, net.settings.view), 2, policy)
@@ -292,8 +292,8 @@ def test_more_random_patches_make_the_contrastive_reward_steadier(square_world: 
     assert spread[1] < 0.5 * spread[0]  # a quarter, but for chance
 
 
-def test_a_policy_that_aims_nowhere_stops_before_anything_is_cut_out(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    torch.nn.init.constant_(workshop.net.policy.actor.weight, float("nan"))
+def test_an_aim_that_is_not_finite_stops_training_before_any_patch_is_cut(square_world: World) -> None:
+    context = square_world(looks=2)
+    torch.nn.init.constant_(context.net.policy.actor.weight, float("nan"))
     with pytest.raises(NonFinite, match="an aim of the policy became infinite or not a number"):
-        learn(workshop, steps=1)
+        learn(context, steps=1)

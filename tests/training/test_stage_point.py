@@ -16,17 +16,17 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import from_plain
 from glancefocus.training.initialise import BackboneEvidence, Places
 from glancefocus.training.settings import PointSettings, TrainSettings
-from glancefocus.training.stage import Moment, Workshop
+from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage, pointing_loss
 
-World = Callable[..., Workshop]
+World = Callable[..., TrainingContext]
 
 
-def learn(workshop: Workshop, steps: int = 90, seed: int | None = 5) -> PointStage:
-    stage = PointStage(workshop)
+def learn(context: TrainingContext, steps: int = 90, seed: int | None = 5) -> PointStage:
+    stage = PointStage(context)
     stage.begin()
     stage.train_mode()
-    train = workshop.data.train
+    train = context.data.train
     order = [batch for epoch in range(1 + steps * 100 // len(train)) for batch in shuffled(len(train), 100, epoch)]
     for step, (images, labels) in enumerate(train.batches(order[:steps], seed)):
         rows = torch.as_tensor(order[step])
@@ -34,22 +34,22 @@ def learn(workshop: Workshop, steps: int = 90, seed: int | None = 5) -> PointSta
     return stage
 
 
-def hit_rate(workshop: Workshop) -> list[float]:
-    val = workshop.data.val
+def hit_rate(context: TrainingContext) -> list[float]:
+    val = context.data.val
     assert val.boxes is not None
-    return evaluate_every_look(workshop.net, val).hit_rate_per_focus(val.boxes)
+    return evaluate_every_look(context.net, val).hit_rate_per_focus(val.boxes)
 
 
 @pytest.mark.parametrize("head", ["conv", "linear"])
 @pytest.mark.parametrize("augment", [{}, {"shift_px": 3}, {"flip": True}], ids=["still", "shifted", "flipped"])
 def test_the_policy_learns_to_point(head: str, augment: dict[str, int], square_world: World) -> None:
-    workshop = square_world(head, looks=3, point={"lr": 5e-3})
-    train = workshop.data.train
+    context = square_world(head, looks=3, point={"lr": 5e-3})
+    train = context.data.train
     assert isinstance(train, MemorySplit)
-    workshop.data.train = MemorySplit(train.images, train.labels, train.view, **augment)  # type: ignore[arg-type]
-    assert hit_rate(workshop)[0] < 0.2
-    learn(workshop)
-    assert min(hit_rate(workshop)) > 0.8
+    context.data.train = MemorySplit(train.images, train.labels, train.view, **augment)  # type: ignore[arg-type]
+    assert hit_rate(context)[0] < 0.2
+    learn(context)
+    assert min(hit_rate(context)) > 0.8
 
 
 def test_places_that_are_not_those_of_the_image_teach_nothing(
@@ -62,17 +62,17 @@ def test_places_that_are_not_those_of_the_image_teach_nothing(
         return Places(right.centre.roll(1, 0), right.weight)
 
     monkeypatch.setattr(BackboneEvidence, "places", others)
-    workshop = square_world(looks=2, point={"lr": 5e-3})
-    learn(workshop)
-    assert hit_rate(workshop)[0] < 0.25
+    context = square_world(looks=2, point={"lr": 5e-3})
+    learn(context)
+    assert hit_rate(context)[0] < 0.25
 
 
-def test_places_are_worked_out_once_where_images_can_be_followed(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    train = workshop.data.train
+def test_places_are_computed_once_if_the_augmentation_can_be_followed(square_world: World) -> None:
+    context = square_world(looks=2)
+    train = context.data.train
     assert isinstance(train, MemorySplit)
     seen: list[int] = []
-    encoder = workshop.net.focus_encoder
+    encoder = context.net.focus_encoder
     whole = encoder.evidence
 
     def counted(images: Tensor, labels: Tensor) -> Tensor:
@@ -80,12 +80,12 @@ def test_places_are_worked_out_once_where_images_can_be_followed(square_world: W
         return whole(images, labels)
 
     encoder.evidence = counted  # type: ignore[method-assign]
-    learn(workshop, steps=3)
+    learn(context, steps=3)
     assert sum(seen) == len(train)
     seen.clear()
-    evidence = BackboneEvidence(workshop)
+    evidence = BackboneEvidence(context)
     images, labels = next(iter(train.batches([range(10)])))
-    at_once = evidence.places(images, labels, Moment(0, torch.Generator()))  # nobody knows which images
+    at_once = evidence.places(images, labels, Moment(0, torch.Generator()))  # unknown images
     assert seen == [10]
     known = evidence.places(images, labels, Moment(0, torch.Generator(), torch.arange(10), 3))
     torch.testing.assert_close(known.centre, at_once.centre)
@@ -93,14 +93,14 @@ def test_places_are_worked_out_once_where_images_can_be_followed(square_world: W
 
 
 def test_places_that_left_the_image_have_no_weight(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    train = workshop.data.train
+    context = square_world(looks=2)
+    train = context.data.train
     assert isinstance(train, MemorySplit)
     moved = MemorySplit(train.images, train.labels, train.view, shift_px=8)
-    workshop.data.train = moved
+    context.data.train = moved
     rows = torch.arange(400)
     images, labels = next(moved.batches([rows.tolist()], seed=3))
-    places = BackboneEvidence(workshop).places(images, labels, Moment(0, torch.Generator(), rows, 3))
+    places = BackboneEvidence(context).places(images, labels, Moment(0, torch.Generator(), rows, 3))
     out = ((places.centre < 0) | (places.centre > 32)).any(dim=1)
     assert 10 < int(out.sum()) < 200
     assert float(places.weight[out].max()) == 0
@@ -108,25 +108,25 @@ def test_places_that_left_the_image_have_no_weight(square_world: World) -> None:
 
 
 def test_processes_share_the_work(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    alone = BackboneEvidence(workshop)._of_all(workshop.data.train)
+    context = square_world(looks=2)
+    alone = BackboneEvidence(context)._of_all(context.data.train)
     shares = []
     for rank in range(3):
-        workshop.accelerator = SimpleNamespace(
+        context.accelerator = SimpleNamespace(
             process_index=rank, num_processes=3, device=torch.device("cpu"), reduce=lambda found, how: found
         )  # type: ignore[assignment]
-        shares.append(BackboneEvidence(workshop)._of_all(workshop.data.train))
+        shares.append(BackboneEvidence(context)._of_all(context.data.train))
     for whole, parts in zip(alone, zip(*shares, strict=True), strict=True):
         assert all(bool(part.any()) for part in parts)
         assert torch.equal(whole, torch.stack(parts).sum(dim=0))
 
 
-def test_of_images_that_nobody_can_follow_evidence_is_found_anew(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    train = workshop.data.train
+def test_evidence_is_computed_again_for_images_whose_augmentation_cannot_be_followed(square_world: World) -> None:
+    context = square_world(looks=2)
+    train = context.data.train
     images, labels = next(iter(train.batches([range(20)])))
-    workshop.data.train = FileSplit([], train.labels, workshop.net.settings.view, AugmentSettings(flip=True))
-    places = BackboneEvidence(workshop).places(images, labels, Moment(0, torch.Generator(), torch.arange(20), 3))
+    context.data.train = FileSplit([], train.labels, context.net.settings.view, AugmentSettings(flip=True))
+    places = BackboneEvidence(context).places(images, labels, Moment(0, torch.Generator(), torch.arange(20), 3))
     assert train.boxes is not None
     middle = train.boxes[:20].unflatten(1, (2, 2)).mean(dim=1)
     assert float((places.centre - middle).abs().max()) < 4
@@ -147,21 +147,21 @@ def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[
 
 
 def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:
-    workshop = square_world(looks=2)
+    context = square_world(looks=2)
 
     def from_a_token(images: Tensor, labels: Tensor) -> Tensor:
         return torch.zeros(images.shape[0], 4, 4)
 
-    workshop.net.focus_encoder.evidence = from_a_token  # type: ignore[method-assign]
+    context.net.focus_encoder.evidence = from_a_token  # type: ignore[method-assign]
     with pytest.raises(BadSetting, match="finds no evidence at any place of its map"):
-        learn(workshop, steps=1)
+        learn(context, steps=1)
 
 
-def test_a_policy_that_broke_is_said(square_world: World) -> None:
-    workshop = square_world(looks=2)
-    torch.nn.init.constant_(workshop.net.policy.critic.weight, float("nan"))
+def test_a_policy_with_weights_that_are_not_finite_is_reported(square_world: World) -> None:
+    context = square_world(looks=2)
+    torch.nn.init.constant_(context.net.policy.critic.weight, float("nan"))
     with pytest.raises(BadRun, match=r"the policy's loss became nan"):
-        learn(workshop, steps=1)
+        learn(context, steps=1)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0.0}, {"deviation": -0.1}, {"lr_end": 0.0}, {"deviation_end": -1.0}])
@@ -171,12 +171,14 @@ def test_its_settings_are_checked(wrong: dict[str, float]) -> None:
 
 
 def test_a_rate_that_would_rise_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"falls from point.lr to point.lr_end, but got 1e-05 and 0.0001"):
+    with pytest.raises(BadSetting, match=r"point.lr_end must be at most point.lr \(1e-05\), but got 0.0001"):
         PointSettings(lr=1e-5)
 
 
 def test_a_deviation_that_would_grow_is_refused() -> None:
-    with pytest.raises(BadSetting, match=r"falls from point.deviation to point.deviation_end, but got 0.001 and 0.005"):
+    with pytest.raises(
+        BadSetting, match=r"point.deviation_end must be at most point.deviation \(0.001\), but got 0.005"
+    ):
         PointSettings(deviation=0.001)
 
 
@@ -189,14 +191,14 @@ def test_its_place_is_between_recognising_and_aiming(stages: list[str]) -> None:
 
 
 def test_patches_of_several_sizes_learn_to_point_too(
-    small_net: Callable[..., GlanceFocus], workshop_of: World, monkeypatch: pytest.MonkeyPatch
+    small_net: Callable[..., GlanceFocus], context_of: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = small_net(patch_px=(24, 40), looks=3)
     images = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     split = MemorySplit(images, torch.arange(8) % 3, net.settings.view)
     places = Places(torch.tensor([[22.0, 40.0]]).expand(8, 2), torch.ones(8))
     monkeypatch.setattr(BackboneEvidence, "places", lambda *_: places)
-    stage = PointStage(workshop_of(net, split, split, point={"lr": 1e-2}))
+    stage = PointStage(context_of(net, split, split, point={"lr": 1e-2}))
     stage.train_mode()
     batch, labels = next(split.pixel_batches([range(8)]))
     losses = []

@@ -21,12 +21,12 @@ from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, MistakenGlances, play
 from glancefocus.training.loop import build_stage
 from glancefocus.training.settings import RecogniseSettings
-from glancefocus.training.stage import Moment, Stage, Workshop, make_optimizer, set_rates, train_only
+from glancefocus.training.stage import Moment, Stage, TrainingContext, make_optimizer, set_rates, train_only
 from glancefocus.training.stage_recognise import FinetuneStage, RecogniseStage, distillation_loss, recognition_loss
 
 VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
 LookWith = Callable[..., Look]
-Make = Callable[..., Workshop]
+Make = Callable[..., TrainingContext]
 
 
 def noise(count: int, seed: int) -> MemorySplit:
@@ -36,34 +36,34 @@ def noise(count: int, seed: int) -> MemorySplit:
 
 
 @pytest.fixture
-def workshop(small_net: Callable[..., GlanceFocus], workshop_of: Make) -> Make:
-    """Makes a workshop with a small real network, in which all rates are large enough to see what moves."""
+def make_context(small_net: Callable[..., GlanceFocus], context_of: Make) -> Make:
+    """Makes a context with a small real network, in which all rates are large enough to see what moves."""
 
-    def make(net: dict[str, Any] | None = None, **settings: Any) -> Workshop:
-        return workshop_of(small_net(**(net or {})), noise(12, 0), noise(6, 1), **settings)
+    def make(net: dict[str, Any] | None = None, **settings: Any) -> TrainingContext:
+        return context_of(small_net(**(net or {})), noise(12, 0), noise(6, 1), **settings)
 
     return make
 
 
-def updated(stage: Stage, workshop: Workshop, updates: int = 2) -> None:
+def updated(stage: Stage, context: TrainingContext, updates: int = 2) -> None:
     stage.train_mode()
     for number in range(updates):
-        images, labels = next(iter(workshop.data.train.batches([range(6)])))
+        images, labels = next(iter(context.data.train.batches([range(6)])))
         stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(number)))
 
 
-def test_pointing_changes_the_policy_but_for_its_critic(workshop: Make) -> None:
-    shop = workshop(point={"lr": 0.01})
-    stage = build_stage("point", shop)
-    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
-    updated(stage, shop)
-    changed = {name for name, value in shop.net.state_dict().items() if not torch.equal(before[name], value)}
-    own = {f"policy.{name}" for name, _ in shop.net.policy.named_parameters()}
+def test_pointing_changes_the_policy_but_for_its_critic(make_context: Make) -> None:
+    context = make_context(point={"lr": 0.01})
+    stage = build_stage("point", context)
+    before = {tensor: value.clone() for tensor, value in context.net.state_dict().items()}
+    updated(stage, context)
+    changed = {name for name, value in context.net.state_dict().items() if not torch.equal(before[name], value)}
+    own = {f"policy.{name}" for name, _ in context.net.policy.named_parameters()}
     assert changed == own - {"policy.critic.weight", "policy.critic.bias"}
 
 
-def test_of_mistaken_glances_the_classifier_alone_remembers_those_of_other_images(workshop: Make) -> None:
-    net = workshop().net
+def test_mistaken_glances_change_the_memory_of_the_classifier_only(make_context: Make) -> None:
+    net = make_context().net
     images, _ = next(iter(noise(200, 5).batches([range(200)])))
     scene = ImageBatch(images)
 
@@ -85,7 +85,7 @@ def test_of_mistaken_glances_the_classifier_alone_remembers_those_of_other_image
 
 
 def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wrong(
-    small_net: Callable[..., GlanceFocus], workshop_of: Make
+    small_net: Callable[..., GlanceFocus], context_of: Make
 ) -> None:
     """The glance has always been right while learning, as it is of images that its encoder knows; now it is wrong."""
     trust = {}
@@ -94,7 +94,7 @@ def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wron
         split = MemorySplit(torch.zeros(64, 3, 64, 64, dtype=torch.uint8), torch.arange(64) % 2, net.settings.view)
         split.images[1::2] = 255
         changes = {"classifier_lr": 0.3, "freeze_encoders": True, "own_head_weight": 0.0, "mistaken_glances": share}
-        stage = RecogniseStage(workshop_of(net, split, split, recognise=changes))
+        stage = RecogniseStage(context_of(net, split, split, recognise=changes))
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0)).tolist()
         images, labels = next(iter(split.batches([order])))
         stage.train_mode()
@@ -111,7 +111,7 @@ def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wron
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_of_mistaken_glances_that_is_none_is_refused(share: float) -> None:
+def test_an_impossible_share_of_mistaken_glances_is_refused(share: float) -> None:
     with pytest.raises(
         BadSetting, match=f"mistaken_glances must be a number of at least 0 and below 1, but got {share}"
     ):
@@ -147,18 +147,18 @@ def changed_parts(before: dict[str, Tensor], net: GlanceFocus) -> dict[str, set[
     ],
 )
 def test_a_stage_changes_what_it_trains_and_nothing_else(
-    name: str, settings: dict[str, Any], trained: set[str], workshop: Make
+    name: str, settings: dict[str, Any], trained: set[str], make_context: Make
 ) -> None:
-    shop = workshop(**{name: settings})
-    stage = build_stage(name, shop)
+    context = make_context(**{name: settings})
+    stage = build_stage(name, context)
     stage.begin()
-    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
-    updated(stage, shop)
-    stage.validate(shop.data.val)
-    changed = changed_parts(before, shop.net)
+    before = {tensor: value.clone() for tensor, value in context.net.state_dict().items()}
+    updated(stage, context)
+    stage.validate(context.data.val)
+    changed = changed_parts(before, context.net)
     for part, names in changed.items():
         if part in trained:
-            module = getattr(shop.net, part)
+            module = getattr(context.net, part)
             missed = {n for n, p in module.named_parameters() if n not in names and bool(p.detach().any())}
             assert missed == set(), f"{name} left {missed} of {part} as they were"
             assert {n for n, _ in module.named_buffers()} <= names, f"the statistics of {part} stood still"
@@ -166,20 +166,20 @@ def test_a_stage_changes_what_it_trains_and_nothing_else(
             assert names == set(), f"{name} changed {names} of {part}, which it should not"
 
 
-def test_the_glance_encoder_starts_as_a_copy_of_the_focus_encoder(workshop: Make) -> None:
-    shop = workshop()
-    stage = build_stage("glance", shop)
+def test_the_glance_encoder_starts_as_a_copy_of_the_focus_encoder(make_context: Make) -> None:
+    context = make_context()
+    stage = build_stage("glance", context)
     stage.begin()
-    focus = shop.net.focus_encoder.state_dict()
-    assert all(torch.equal(tensor, focus[name]) for name, tensor in shop.net.glance_encoder.state_dict().items())
+    focus = context.net.focus_encoder.state_dict()
+    assert all(torch.equal(tensor, focus[name]) for name, tensor in context.net.glance_encoder.state_dict().items())
 
 
-def test_a_shared_encoder_is_trained_once(workshop: Make) -> None:
-    shop = workshop({"shared_encoder": True})
-    stage = RecogniseStage(shop)
+def test_a_shared_encoder_is_trained_once(make_context: Make) -> None:
+    context = make_context({"shared_encoder": True})
+    stage = RecogniseStage(context)
     parameters = [p for group in stage.optimizer.param_groups for p in group["params"]]
     assert len(parameters) == len({id(p) for p in parameters})
-    updated(stage, shop, 1)
+    updated(stage, context, 1)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, 5.0])
@@ -217,31 +217,33 @@ def test_distillation_does_not_move_the_last_look(look_with: LookWith) -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
-def test_a_batch_in_parts_gives_the_step_of_the_whole_batch(parts: int, workshop: Make) -> None:
+def test_a_batch_in_parts_gives_the_step_of_the_whole_batch(parts: int, make_context: Make) -> None:
     # Encoders are frozen: batch norms in training would see other batches. 10 images in 3 or 4 parts are uneven.
     results = []
     for accumulation in (1, parts):
-        shop = workshop(accumulation=accumulation, finetune={"freeze_encoders": True, "classifier_lr": 0.1})
-        stage = FinetuneStage(shop)
+        context = make_context(accumulation=accumulation, finetune={"freeze_encoders": True, "classifier_lr": 0.1})
+        stage = FinetuneStage(context)
         stage.train_mode()
-        images, labels = next(iter(shop.data.train.batches([range(10)])))
+        images, labels = next(iter(context.data.train.batches([range(10)])))
         numbers = stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
-        results.append((numbers["loss"], torch.cat([p.detach().flatten() for p in shop.net.classifier.parameters()])))
+        results.append(
+            (numbers["loss"], torch.cat([p.detach().flatten() for p in context.net.classifier.parameters()]))
+        )
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["backbone", "recognise", "aim", "joint"])
-def test_half_precision_trains_weights_that_stay_whole(name: str, workshop: Make) -> None:
-    shop = workshop(precision="bf16")
-    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
-    stage = build_stage(name, shop)
-    updated(stage, shop, 1)
-    assert any(changed_parts(before, shop.net).values())
-    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in shop.net.parameters())
+def test_half_precision_trains_weights_in_full_precision(name: str, make_context: Make) -> None:
+    context = make_context(precision="bf16")
+    before = {tensor: value.clone() for tensor, value in context.net.state_dict().items()}
+    stage = build_stage(name, context)
+    updated(stage, context, 1)
+    assert any(changed_parts(before, context.net).values())
+    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in context.net.parameters())
 
 
-def test_rates_fall_as_a_cosine_from_each_groups_own(workshop: Make) -> None:
+def test_rates_fall_as_a_cosine_from_each_groups_own(make_context: Make) -> None:
     one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = make_optimizer("sgd", [{"params": [one], "lr": 0.1}, {"params": [two], "lr": 0.02}], 1e-4)
     rates = []
@@ -256,24 +258,24 @@ def test_rates_fall_as_a_cosine_from_each_groups_own(workshop: Make) -> None:
 
 @pytest.mark.parametrize("name", ["backbone", "glance", "recognise", "finetune", "joint"])
 @pytest.mark.parametrize("kept", [False, True])
-def test_statistics_of_batch_norms_are_kept_where_asked_for(name: str, kept: bool, workshop: Make) -> None:
-    shop = workshop(keep_statistics=kept)
-    stage = build_stage(name, shop)
+def test_statistics_of_batch_norms_are_kept_where_asked_for(name: str, kept: bool, make_context: Make) -> None:
+    context = make_context(keep_statistics=kept)
+    stage = build_stage(name, context)
     stage.begin()
-    before = {tensor: value.clone() for tensor, value in shop.net.state_dict().items()}
-    updated(stage, shop)
-    changed = {name for name, value in shop.net.state_dict().items() if not torch.equal(before[name], value)}
+    before = {tensor: value.clone() for tensor, value in context.net.state_dict().items()}
+    updated(stage, context)
+    changed = {name for name, value in context.net.state_dict().items() if not torch.equal(before[name], value)}
     assert any("running_mean" in name for name in changed) == (not kept)
     assert any(".bn1.weight" in name for name in changed)  # its weights learn either way
 
 
-def test_regnets_glance_is_answered_by_the_classifier_while_it_trains(workshop: Make) -> None:
-    shop = workshop({"first_answer": "own_head_evaluating"})
-    net = shop.net
+def test_regnets_glance_is_answered_by_the_classifier_while_it_trains(make_context: Make) -> None:
+    context = make_context({"first_answer": "own_head_evaluating"})
+    net = context.net
     vector = torch.randn(2, net.glance_encoder.vector_features, generator=torch.Generator().manual_seed(0))
     own = net.glance_encoder.own_head(vector)
     recurrent = net.classifier.answer(net.classifier.remember(vector, None), 1)
-    train_only(shop, [net.classifier, net.focus_encoder])
+    train_only(context, [net.classifier, net.focus_encoder])
     assert torch.equal(net.answer_glance(vector)[1], recurrent)
     net.eval()
     assert torch.equal(net.answer_glance(vector)[1], own)
@@ -294,8 +296,8 @@ def test_exploring_aims_are_clipped_to_the_image_and_scored_after_clipping(
     torch.testing.assert_close(aim.log_prob, expected, rtol=0, atol=1e-5)
 
 
-def test_stage_three_learns_around_the_learnt_aims_and_is_judged_by_them(workshop: Make) -> None:
-    made = workshop(finetune={"deviation": 0.1})
+def test_stage_three_trains_around_the_learnt_aims_and_is_validated_with_them(make_context: Make) -> None:
+    made = make_context(finetune={"deviation": 0.1})
     stage = FinetuneStage(made)
     net = made.net.eval()
     look = net.glance(ImageBatch(torch.randn(200, 3, 64, 64, generator=torch.Generator().manual_seed(0))))
@@ -305,34 +307,34 @@ def test_stage_three_learns_around_the_learnt_aims_and_is_judged_by_them(worksho
     assert torch.equal(stage.aims(torch.Generator().manual_seed(1)).aim(look).where, learnt)
 
 
-def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_touched(workshop: Make) -> None:
-    shop = workshop()
-    stage = RecogniseStage(shop)
+def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_touched(make_context: Make) -> None:
+    context = make_context()
+    stage = RecogniseStage(context)
     with torch.no_grad():
-        shop.net.classifier.linear.bias.fill_(math.nan)  # type: ignore[union-attr, operator]
-    before = [p.detach().clone() for p in shop.net.focus_encoder.parameters()]
+        context.net.classifier.linear.bias.fill_(math.nan)  # type: ignore[union-attr, operator]
+    before = [p.detach().clone() for p in context.net.focus_encoder.parameters()]
     with pytest.raises(BadRun, match="the loss became nan"):
-        updated(stage, shop, 1)
-    after = shop.net.focus_encoder.parameters()
+        updated(stage, context, 1)
+    after = context.net.focus_encoder.parameters()
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_the_whole_image_and_the_distillation_are_part_of_the_joint_loss_when_asked_for(workshop: Make) -> None:
+def test_the_whole_image_and_the_distillation_are_part_of_the_joint_loss_when_asked_for(make_context: Make) -> None:
     losses = {}
     for name, joint in {
         "plain": {"distill_weight": 0.0},
         "distilled": {"distill_weight": 2.0},
         "whole": {"distill_weight": 0.0, "whole_image_weight": 3.0},
     }.items():
-        shop = workshop(joint=joint)
-        stage = build_stage("joint", shop)
-        shop.net.eval()  # so that batch norms take the same statistics in all three
-        images, labels = next(iter(shop.data.train.batches([range(6)])))
+        context = make_context(joint=joint)
+        stage = build_stage("joint", context)
+        context.net.eval()  # so that batch norms take the same statistics in all three
+        images, labels = next(iter(context.data.train.batches([range(6)])))
         policy = CentreCornerPolicy(32)
         with torch.no_grad():
             loss, _ = stage.recognise_step(images, labels, policy)  # type: ignore[attr-defined]
-            looks = play(shop.net, ImageBatch(images), 3, policy)
-            encoder = shop.net.focus_encoder
+            looks = play(context.net, ImageBatch(images), 3, policy)
+            encoder = context.net.focus_encoder
             whole = F.cross_entropy(encoder.own_head(encoder(images).vector), labels)
         losses[name] = float(loss)
     assert losses["distilled"] == pytest.approx(losses["plain"] + 2 * float(distillation_loss(looks)), abs=1e-5)

@@ -10,24 +10,21 @@ import pytest
 from accelerate import PartialState
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, UnknownName
-from glancefocus.training import journal as trackers
-from glancefocus.training.journal import Journal, Trackers, chosen_trackers
+from glancefocus.training import trackers
+from glancefocus.training.journal import EpochRow, Journal
+from glancefocus.training.trackers import Trackers, chosen_trackers
 
 SETTINGS = {"seed": 0, "network": {"looks": 2, "patch_px": [32, 48], "view": {"fit": "crop"}}, "start": None}
 FLAT = {"seed": 0, "network.looks": 2, "network.patch_px": "[32, 48]", "network.view.fit": "crop", "start": "None"}
 
 
-def row(stage: str, epoch: int, loss: float) -> dict[str, Any]:
-    return {
-        "stage": stage,
-        "stage_number": 1,
-        "epoch": epoch,
-        "epochs": 3,
-        "loss": loss,
-        "val_accuracy": [0.25, 0.5],
-        "aims": {"learnt": [0.75], "why": "in words"},
-        "images_per_s": 10.0,
-    }
+def numbers(loss: float) -> dict[str, Any]:
+    return {"loss": loss, "val_accuracy": [0.25, 0.5], "aims": {"learnt": [0.75], "why": "in words"}}
+
+
+def row(epoch: int, loss: float) -> EpochRow:
+    own = numbers(loss)
+    return EpochRow("aim", 1, epoch, 3, own, 10.0, own.pop("aims"))
 
 
 # Stand-ins for the two packages: what accelerate calls of them, with a file as the server.
@@ -41,7 +38,7 @@ FAKES = {
             def log(self, values, step=None):
                 if os.environ.get("WANDB_FAILS"):
                     raise RuntimeError("the server is gone")
-                _tell("log", values, step)
+                _note("log", values, step)
 
             def finish(self):
                 pass
@@ -49,35 +46,35 @@ FAKES = {
         class config:
             @staticmethod
             def update(values, allow_val_change):
-                _tell("config", values)
+                _note("config", values)
 
         def init(**words):
             if os.environ.get("WANDB_REFUSES"):
                 raise RuntimeError("api_key not configured")
-            _tell("init", words)
+            _note("init", words)
             return Run()
 
-        def _tell(*what):
-            with open(os.environ["TOLD"], "a") as stream:
+        def _note(*what):
+            with open(os.environ["NOTES"], "a") as stream:
                 stream.write(json.dumps(what) + "\\n")
     """,
     "mlflow": """
         import json, os, types
         from . import utils
 
-        def set_tracking_uri(uri): _tell("uri", uri)
+        def set_tracking_uri(uri): _note("uri", uri)
         def search_experiments(filter_string): return []
         def create_experiment(name, artifact_location, tags): return "7"
-        def log_params(values): _tell("config", values)
-        def log_metrics(values, step): _tell("log", values, step)
-        def end_run(): _tell("end")
+        def log_params(values): _note("config", values)
+        def log_metrics(values, step): _note("log", values, step)
+        def end_run(): _note("end")
 
         def start_run(run_id, experiment_id, run_name, nested, tags, description):
-            _tell("init", run_id)
+            _note("init", run_id)
             return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id or "run9"))
 
-        def _tell(*what):
-            with open(os.environ["TOLD"], "a") as stream:
+        def _note(*what):
+            with open(os.environ["NOTES"], "a") as stream:
                 stream.write(json.dumps(what) + "\\n")
     """,
     "mlflow/utils": "from . import validation",
@@ -92,17 +89,17 @@ def accelerate_state() -> None:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that the stand-ins write what they are told into."""
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file into which the stand-ins write what they receive."""
     for name, text in FAKES.items():
         package = tmp_path / "packages" / name
         package.mkdir(parents=True, exist_ok=True)
         (package / "__init__.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     for name in ("wandb", "mlflow", "mlflow.utils", "mlflow.utils.validation"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path / "told"
+    return tmp_path / "notes"
 
 
 def lines(file: Path, kind: str) -> list[Any]:
@@ -125,7 +122,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_gets_figures_and_no_bookkeeping(tmp_path: Path) -> None:
     opened = Trackers(tmp_path, SETTINGS, ("tensorboard",))
-    assert opened.log(row("aim", 1, 0.5), 1) == []
+    assert opened.log("aim", numbers(0.5), 1) == []
     opened.close()
     assert scalars(tmp_path) == {
         "aim/loss": [(1, 0.5)],
@@ -136,50 +133,50 @@ def test_tensorboard_gets_figures_and_no_bookkeeping(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_resumed_run_sends_no_step_twice(tmp_path: Path, told: Path) -> None:
+def test_a_resumed_run_sends_no_step_twice(tmp_path: Path, notes: Path) -> None:
     names = ("tensorboard", "wandb", "mlflow")
     first = Trackers(tmp_path, SETTINGS, names)
     for step in (1, 2):
-        first.log(row("aim", step, step / 2), step)
+        first.log("aim", numbers(step / 2), step)
     first.close()
     again = Trackers(tmp_path, SETTINGS, names)  # from a checkpoint of the first epoch
     for step in (2, 3):
-        again.log(row("aim", step, step / 2), step)
+        again.log("aim", numbers(step / 2), step)
     again.close()
     assert scalars(tmp_path)["aim/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert sorted(step for _, step in lines(told, "log")) == [1, 1, 2, 2, 3, 3]
-    assert [values for (values,) in lines(told, "config")] == [FLAT, FLAT]  # of each of the two once
-    (wandb, mlflow), (wandb_again, mlflow_again) = lines(told, "init")[:2], lines(told, "init")[2:]
+    assert sorted(step for _, step in lines(notes, "log")) == [1, 1, 2, 2, 3, 3]
+    assert [values for (values,) in lines(notes, "config")] == [FLAT, FLAT]  # of each of the two once
+    (wandb, mlflow), (wandb_again, mlflow_again) = lines(notes, "init")[:2], lines(notes, "init")[2:]
     assert (wandb[0]["id"], wandb_again[0]["id"]) == (None, "abc123")
     assert (mlflow, mlflow_again) == ([None], ["run9"])
 
 
 def test_everything_is_kept_in_the_folder_of_the_run(
-    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     Trackers(tmp_path, SETTINGS, ("wandb", "mlflow")).close()
-    (((wandb,)), _) = lines(told, "init")
+    (((wandb,)), _) = lines(notes, "init")
     assert (wandb["dir"], wandb["project"], wandb["name"]) == (str(tmp_path), "glancefocus", tmp_path.name)
-    assert lines(told, "uri") == [[f"sqlite:///{tmp_path / 'mlflow.db'}"]]
+    assert lines(notes, "uri") == [[f"sqlite:///{tmp_path / 'mlflow.db'}"]]
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(
-    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal(tmp_path, writes=True, quiet=False, trackers=Trackers(tmp_path, {}, ("wandb", "mlflow")))
     monkeypatch.setenv("WANDB_FAILS", "1")
-    journal.epoch(row("aim", 1, 0.5))
-    journal.epoch(row("aim", 2, 0.4))
+    journal.epoch(row(1, 0.5))
+    journal.epoch(row(2, 0.4))
     journal.close()
     said = " ".join(capsys.readouterr().err.split())
-    assert said.count("the tracker wandb failed and gets no more figures of this run: the server is gone") == 1
-    assert [step for _, step in lines(told, "log")] == [1, 2]  # of MLflow
+    assert said.count("the tracker wandb failed and gets no more numbers of this run: the server is gone") == 1
+    assert [step for _, step in lines(notes, "log")] == [1, 2]  # of MLflow
     assert len(journal.file.read_text().splitlines()) == 2
 
 
-def test_a_tracker_that_does_not_start_is_said_before_training(
-    tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_tracker_that_does_not_start_is_reported_before_training(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_REFUSES", "1")
     with pytest.raises(
@@ -188,7 +185,7 @@ def test_a_tracker_that_does_not_start_is_said_before_training(
         Trackers(tmp_path, SETTINGS, ("wandb",))
 
 
-def test_trackers_are_chosen_by_name(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_chosen_by_name(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_trackers(["wandb,mlflow", "wandb"]) == ("wandb", "mlflow")
     assert chosen_trackers(["none"]) == ()
     assert chosen_trackers(None) == ("tensorboard",)

@@ -13,7 +13,7 @@ import glancefocus as gf
 from glancefocus.data.sources import open_data
 from glancefocus.training.run import load_backbone, train, tune_rivals
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
 
 Tiny = Callable[..., TrainSettings]
 STAGES = ["backbone", "glance", "recognise", "aim"]
@@ -30,12 +30,12 @@ def notes_of(run: Path) -> dict[str, Any]:
     return gf.load(run / "bundle").notes
 
 
-def test_a_run_ends_with_a_verdict_and_with_what_its_aims_are_worth(judged_run: Path) -> None:
+def test_a_run_ends_with_a_verdict_and_a_comparison_of_its_aims(judged_run: Path) -> None:
     notes = notes_of(judged_run)
     verdict = notes["verdict"]
-    assert verdict["outcome"] == "cannot be told"  # from 10 images
+    assert verdict["outcome"] == "undecided"  # with 10 images
     assert verdict["images"] == 10
-    assert verdict["remarks"] == ["no cascade: its thresholds would be chosen on fewer than 20 images."]
+    assert verdict["remarks"] == ["no cascade: choosing its thresholds takes at least 20 images."]
     assert {point["kind"] for point in verdict["points"]} == {"backbone", "resized", "glancefocus"}
     last = [json.loads(line) for line in (judged_run / "metrics.jsonl").read_text().splitlines()][-1]
     assert notes["aims"] == last["aims"]
@@ -44,9 +44,7 @@ def test_a_run_ends_with_a_verdict_and_with_what_its_aims_are_worth(judged_run: 
     assert "difference_low" not in card
 
 
-def test_a_run_without_the_stage_backbone_says_that_it_has_nothing_to_compare_with(
-    tiny_settings: Tiny, tmp_path: Path
-) -> None:
+def test_a_run_without_the_stage_backbone_reports_that_there_are_no_rivals(tiny_settings: Tiny, tmp_path: Path) -> None:
     train(tiny_settings(stages=["recognise"], rivals="as-is"), tmp_path / "run", quiet=True)
     verdict = notes_of(tmp_path / "run")["verdict"]
     assert verdict["outcome"] == "no rivals"
@@ -77,7 +75,7 @@ def safetensors_of(file: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(file)
 
 
-def test_tuning_that_was_stopped_goes_on_with_the_size_that_it_was_at(
+def test_tuning_that_was_stopped_continues_with_the_same_size(
     judged_run: Path, tiny_settings: Tiny, tmp_path: Path
 ) -> None:
     settings = tiny_settings(stages=STAGES)
@@ -85,7 +83,7 @@ def test_tuning_that_was_stopped_goes_on_with_the_size_that_it_was_at(
     data = open_data(settings.data, settings.network.view)
     asked: list[str] = []
 
-    def go_through(workshop: Workshop, folder: Path, plan: list[str]) -> None:
+    def go_through(context: TrainingContext, folder: Path, plan: list[str]) -> None:
         asked.append(plan[0])
         if len(asked) == 2:
             raise KeyboardInterrupt

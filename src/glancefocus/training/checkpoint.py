@@ -1,11 +1,14 @@
-"""Checkpoints of a run: written aside, flushed and renamed, so that a run killed at any moment finds a whole one; read field by
-field, so that a damaged or foreign one is refused by the name of the field that is wrong."""
+"""The files that a run needs to continue: its checkpoint, and the record of its data.
+
+A checkpoint is written to a temporary file, flushed and renamed, so a run that is killed at any moment leaves a complete one. It is
+read field by field, so a damaged or foreign one is refused with the name of the wrong field.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import safetensors.torch
 import torch
@@ -21,25 +24,53 @@ from glancefocus.training.settings import STAGES
 FORMAT = 1
 
 
+Numbers: TypeAlias = dict[str, float | list[float]]
+"""Numbers of an update or an epoch by name, such as loss; a list has one entry per look."""
+TorchState: TypeAlias = dict[str, Any]
+"""What state_dict() of an optimiser, a scaler or a stage returns; torch has no narrower type for it."""
+
+
 class BadField(ValueError):
-    """A field of a checkpoint that is not what it must be, by its name."""
+    """A field of a checkpoint has a wrong value; the sentence names it."""
+
+
+@dataclass(frozen=True)
+class KnownEvidence:
+    """Where the backbone finds its evidence in each training image, see initialise.Places. Several stages use it.
+
+    seen_by  hash of the backbone's weights and of the labels that it was computed for
+    centre   (N, 2) float32
+    weight   (N,) float32
+    """
+
+    seen_by: str
+    centre: Tensor
+    weight: Tensor
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> "KnownEvidence":
+        check_names("evidence", plain, ("seen_by", "centre", "weight"))
+        check_kind("evidence.seen_by", plain["seen_by"], str, "a text")
+        check_kind("evidence.centre", plain["centre"], Tensor, "a tensor")
+        count = plain["centre"].shape[0] if plain["centre"].dim() > 0 else 0
+        check_tensor("evidence.centre", plain["centre"], (count, 2), torch.float32)
+        check_tensor("evidence.weight", plain["weight"], (count,), torch.float32)
+        return cls(plain["seen_by"], plain["centre"], plain["weight"])
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run is, and everything that it needs to go on from there.
+    """The state of a run: everything that it needs to continue.
 
     plan            the names of the stages, in the order in which they run
-    stage           which of them is running; their number: all are done
-    epoch, step     what is next
+    stage           index of the stage that is running; len(plan): all are done
+    epoch, step     the next ones to run
     net             the weights
-    evidence        see Workshop.known_evidence
     optimizer       of the stage; None: it has not begun
     stage_state     of the stage, see Stage.state
-    scaler          of fp16's losses
-    sums            of the epoch's numbers over the steps so far
-    best_accuracy   of the last look, of all epochs so far
-    journal_length  of metrics.jsonl, in bytes
+    scaler          of the fp16 loss scale
+    sums            sums of the epoch's numbers over the steps so far
+    journal_length  bytes of metrics.jsonl
     """
 
     plan: list[str]
@@ -47,44 +78,41 @@ class Checkpoint:
     epoch: int
     step: int
     net: dict[str, Tensor]
-    evidence: dict[str, Any] | None
-    optimizer: dict[str, Any] | None
-    stage_state: dict[str, Any]
-    scaler: dict[str, Any] | None
-    sums: dict[str, Any]
-    best_accuracy: float
+    evidence: KnownEvidence | None
+    optimizer: TorchState | None
+    stage_state: TorchState
+    scaler: TorchState | None
+    sums: Numbers
     journal_length: int
 
     def __post_init__(self) -> None:
         check_kind("plan", self.plan, list, "a list of stages")
         for name in self.plan:
             if not isinstance(name, str) or (name not in STAGES and size_in(name) is None):
-                raise BadField(f"plan names {name!r}, which is no stage")
+                raise BadField(f"plan names {name!r}, which is not a stage")
         for name in ("stage", "epoch", "step", "journal_length"):
             check_count(name, getattr(self, name))
         if self.stage > len(self.plan):
             raise BadField(f"stage is {self.stage}, but there are {len(self.plan)} stages")
         for name in ("net", "stage_state", "sums"):
             check_table(name, getattr(self, name))
-        for name in ("evidence", "optimizer", "scaler"):
+        for name in ("optimizer", "scaler"):
             if getattr(self, name) is not None:
                 check_table(name, getattr(self, name))
         for name, sums in self.sums.items():
             for number in sums if isinstance(sums, list) else [sums]:
                 check_number(f"sums.{name}", number)
-        check_number("best_accuracy", self.best_accuracy)
-        if self.evidence is not None:
-            _check_evidence(self.evidence)
 
 
 def save_checkpoint(file: Path, content: Checkpoint) -> None:
-    """Replace the checkpoint by a newer one, or leave the old one as it is."""
-    plain = {"format": FORMAT, **{f.name: getattr(content, f.name) for f in fields(content)}}
+    """Replace the checkpoint by a newer one; if that fails, the old one stays."""
+    plain = {"format": FORMAT, **vars(content)}
+    plain["evidence"] = None if content.evidence is None else vars(content.evidence)
     write_run_file(file, lambda stream: torch.save(plain, stream))
 
 
 def load_checkpoint(file: Path) -> Checkpoint | None:
-    """The checkpoint; None where there is none yet."""
+    """The checkpoint; None if there is none yet."""
     if not file.exists():
         return None
     try:
@@ -93,30 +121,32 @@ def load_checkpoint(file: Path) -> Checkpoint | None:
         raise BadRun(f"{error} Delete it to start this run again.") from None
     if not isinstance(content, dict) or type(content.get("format")) is not int or content["format"] != FORMAT:
         raise BadRun(f"{file} is not a checkpoint of this version. Start in another folder.")
-    # Of a run from before evidence was kept, or before fp16, there is none.
+    # Older runs have no evidence and no scaler. Fields that are not used any more are ignored.
     content = {"evidence": None, "scaler": None, **content}
     try:
         for field in fields(Checkpoint):
             if field.name not in content:
                 raise BadField(f"{field.name} is missing")
+        if content["evidence"] is not None:
+            content["evidence"] = KnownEvidence.from_plain(content["evidence"])
         return Checkpoint(**{field.name: content[field.name] for field in fields(Checkpoint)})
     except BadField as error:
         raise damaged(file, error) from None
 
 
 def damaged(file: Path, error: BadField) -> BadRun:
-    """The sentence for a checkpoint with a field that is wrong."""
+    """The error for a checkpoint with a wrong field."""
     return BadRun(f"{file} is damaged: {error}. Delete it to start this run again.")
 
 
 def write_run_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file of a run aside and put it in place; a failure is a sentence."""
+    """Write a file of a run atomically; a failure raises BadRun with the reason."""
     try:
         write_file(file, write)
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError of a full disk
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
         remedy = "Remove the folder" if isinstance(error, IsADirectoryError) else "Make room on the disk"
         raise BadRun(
-            f"{file} could not be written ({getattr(error, 'strerror', None) or error}). What was there before is unharmed. "
+            f"{file} could not be written ({getattr(error, 'strerror', None) or error}). The previous file is unchanged. "
             f"{remedy} and run the same command again."
         ) from error
 
@@ -129,7 +159,7 @@ def save_weights(file: Path, module: torch.nn.Module) -> None:
 
 
 def check_kind(name: str, value: Any, kind: type, words: str) -> None:
-    """Refuse a value of another kind; True and False are no numbers."""
+    """Refuse a value of another kind; True and False do not count as numbers."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise BadField(f"{name} must be {words}, but is {_shown(value)}")
 
@@ -138,11 +168,11 @@ def check_table(name: str, value: Any) -> None:
     check_kind(name, value, dict, "a table")
     for key in value:
         if not isinstance(key, (str, int)):
-            raise BadField(f"{name} has the key {_shown(key)}, which is no name")
+            raise BadField(f"{name} has the key {_shown(key)}, which is not a name")
 
 
-def check_names(name: str, found: Any, wanted: Mapping[str, Any]) -> None:
-    """Refuse a table with other names than those that are wanted."""
+def check_names(name: str, found: Any, wanted: Iterable[str]) -> None:
+    """Refuse a table with other keys than the wanted ones."""
     check_table(name, found)
     for key in wanted:
         if key not in found:
@@ -164,29 +194,29 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse what is not an ordinary tensor of this shape and type with finite numbers."""
+    """Refuse anything but a dense tensor of this shape and type with finite numbers."""
     check_kind(name, value, Tensor, "a tensor")
     if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_nested:
-        raise BadField(f"{name} is no ordinary tensor: sparse, quantised and empty ones are not read")
+        raise BadField(f"{name} must be a dense tensor: sparse, quantised and meta tensors are not read")
     if tuple(value.shape) != shape or value.dtype != dtype:
         raise BadField(
             f"{name} must be of shape {list(shape)} and type {dtype}, but is {list(value.shape)} and {value.dtype}"
         )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise BadField(f"{name} holds fewer numbers than its shape says")
+        raise BadField(f"{name} holds fewer numbers than its shape requires")
     if not bool(torch.isfinite(value).all()):
         raise BadField(f"{name} holds numbers that are not finite")
 
 
 def check_tensors(name: str, found: Any, wanted: Mapping[str, Tensor]) -> None:
-    """Refuse a table of tensors with other names, shapes or types than those that are wanted."""
+    """Refuse a table of tensors with other names, shapes or types than the wanted ones."""
     check_names(name, found, wanted)
     for key, tensor in found.items():
         check_tensor(f"{name}.{key}", tensor, tuple(wanted[key].shape), wanted[key].dtype)
 
 
 def check_optimizer(name: str, found: Any, optimizer: Any) -> None:
-    """Refuse the state of another optimiser, or of one of other weights."""
+    """Refuse the state of another optimiser, or of an optimiser of other weights."""
     check_table(name, found)
     wanted = optimizer.state_dict()
     for key in ("state", "param_groups"):
@@ -218,7 +248,7 @@ def check_optimizer(name: str, found: Any, optimizer: Any) -> None:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    """Of an optimiser: a number, a switch, or several of them."""
+    """A setting of an optimiser: a number, true or false, or a list of these."""
     if isinstance(value, (list, tuple)):
         for part in value:
             _check_setting(name, part)
@@ -226,19 +256,8 @@ def _check_setting(name: str, value: Any) -> None:
         check_number(name, value)
 
 
-def _check_evidence(evidence: dict[str, Any]) -> None:
-    for key in ("seen_by", "centre", "weight"):
-        if key not in evidence:
-            raise BadField(f"evidence.{key} is missing")
-    check_kind("evidence.seen_by", evidence["seen_by"], str, "a text")
-    check_kind("evidence.centre", evidence["centre"], Tensor, "a tensor")
-    count = evidence["centre"].shape[0] if evidence["centre"].dim() > 0 else 0
-    check_tensor("evidence.centre", evidence["centre"], (count, 2), torch.float32)
-    check_tensor("evidence.weight", evidence["weight"], (count,), torch.float32)
-
-
 def _shown(value: Any) -> str:
-    """A value in a sentence, however long or odd it is."""
+    """A value for a sentence, shortened if it is long."""
     if isinstance(value, (int, float, str, bool, type(None))):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:37]}..."
@@ -249,10 +268,10 @@ _NAMES_SHOWN = 3
 
 
 def keep_data(folder: Path, record: SplitRecord | None, *, begun: bool) -> None:
-    """Write the record of the data into the run's folder; where the run has learnt from other data, refuse with the difference.
+    """Write the record of the data into the run's folder; refuse with the difference if the run was trained on other data.
 
-    record  None: a built-in world, which its settings describe
-    begun   whether the run has learnt anything; otherwise the data may still change
+    record  None: a built-in world, which is described by the settings
+    begun   whether the run has a checkpoint; until then the data may still change
     """
     if record is None:
         return
@@ -264,19 +283,19 @@ def keep_data(folder: Path, record: SplitRecord | None, *, begun: bool) -> None:
         if different:
             raise BadRun(
                 f"the data of the run in {folder} has changed: {'; '.join(different)}. "
-                "Put it back as it was to go on, or train in another folder (--output)."
+                "Restore the data to continue this run, or train in another folder (--output)."
             )
     write_file(folder / FILE, lambda stream: stream.write(record.packed))
 
 
 def classes_of_run(folder: Path) -> tuple[str, ...]:
-    """The classes of the data that the run in a folder began with; none where that is not known."""
+    """The classes of the data that the run in a folder was started with; empty if they are unknown."""
     found = _found(folder)
     return () if found is None else found.classes
 
 
 def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
-    """What differs between the data of a run and the data as it is now, in words: classes, then files by their names."""
+    """The differences between the data of a run and the data now, in words: classes, then files by name."""
     yield from class_differences(found.classes, now.classes)
     before, after = ({file.name: file for file in record.files()} for record in (found, now))
     both = [name for name in after if name in before]
@@ -302,7 +321,7 @@ def data_differences(found: SplitRecord, now: SplitRecord) -> Iterator[str]:
 
 
 def class_differences(found: tuple[str, ...], now: tuple[str, ...]) -> Iterator[str]:
-    """Which classes came, went or changed their place; nothing where those of before are not known."""
+    """Which classes were added, removed or moved to another place; nothing if the previous ones are unknown."""
     if not found:
         return
     gone, new = [n for n in found if n not in now], [n for n in now if n not in found]
@@ -333,7 +352,7 @@ def _some(names: list[str]) -> str:
 
 
 def _found(folder: Path) -> SplitRecord | None:
-    """What the folder says; None where it says nothing that can be used, so that there is nothing to compare with."""
+    """The record of the data in the folder; None if there is none that can be read."""
     file = folder / FILE
     if not file.is_file() or file.stat().st_size > MAX_PACKED_BYTES:
         return None
@@ -342,5 +361,5 @@ def _found(folder: Path) -> SplitRecord | None:
         for _ in record.files():
             pass
     except BadData as error:
-        raise BadRun(f"{error} Or remove the file; the data of this run is then not compared any more.") from None
+        raise BadRun(f"{error} Or remove the file; the data of this run is then no longer compared.") from None
     return record

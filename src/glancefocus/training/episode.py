@@ -1,4 +1,7 @@
-"""Episodes: every look of a batch, kept for learning; and the policy that explores."""
+"""Episodes (all looks at a batch, kept for training), the policy that explores, rewards, and PPO (paper, section 3.3 and A.2).
+
+PPO and the rewards are functions of tensors whose first axis is the look and whose second axis is the image.
+"""
 
 import math
 from collections.abc import Callable
@@ -27,14 +30,14 @@ def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
 
 
 def generalised_advantages(rewards: Tensor, values: Tensor, discount: float, gae_lambda: float) -> Tensor:
-    """Sum over k of (discount lambda)^k (r_{t+k} + discount V_{t+k+1} - V_{t+k}); nothing is expected after the last look."""
+    """Sum over k of (discount lambda)^k (r_{t+k} + discount V_{t+k+1} - V_{t+k}); the value after the last look is 0."""
     next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
     surprises = rewards + discount * next_values - values
     return discounted_returns(surprises, discount * gae_lambda)
 
 
 def normalised(values: Tensor) -> Tensor:
-    """Zero mean and unit deviation over looks and batch; values that are all alike become zero."""
+    """Zero mean and unit deviation over looks and batch; values that are all equal become zero."""
     return (values - values.mean()) / (values.std() + 1e-5)
 
 
@@ -45,18 +48,18 @@ def gaussian_log_prob(where: Tensor, mean: Tensor, deviation: float) -> Tensor:
 
 
 def gaussian_entropy(deviation: float, axes: int = 2) -> float:
-    """Entropy of independent Gaussians; it depends on the deviation only, so its bonus moves nothing while that is fixed."""
+    """Entropy of independent Gaussians. It depends on the deviation only, so its bonus has no gradient here."""
     return axes * (0.5 + 0.5 * math.log(2 * math.pi) + math.log(deviation))
 
 
 def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """L^CLIP: the smaller of the plain and of the clipped ratio times the advantage; to be maximised."""
+    """L^CLIP, to be maximised: the minimum of the plain and the clipped ratio, times the advantage."""
     ratio = (log_prob - old_log_prob).exp()
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 class Losses(NamedTuple):
-    """What PPO minimises, and its parts."""
+    """The loss that PPO minimises, and its parts."""
 
     total: Tensor
     surrogate: Tensor
@@ -100,16 +103,17 @@ def cross_entropy_reward(probability: Tensor) -> Tensor:
     return increment_reward(probability.clamp_min(1e-8).log())
 
 
-Judge = Callable[[Look], Tensor]  # (B, classes) by which a look is judged
+Judge = Callable[[Look], Tensor]
+"""Returns the (B, classes) logits of a look that rewards are computed from."""
 
 
 def the_answer(look: Look) -> Tensor:
-    """What the network answers after all looks so far."""
+    """The classifier's logits after all looks so far."""
     return look.logits
 
 
 class Episode:
-    """Takes notes of whole looks; nobody leaves before the last one."""
+    """A recorder that keeps every look."""
 
     def __init__(self) -> None:
         self.looks: list[Look] = []
@@ -119,16 +123,16 @@ class Episode:
 
 
 def play(net: LookingNetwork, scene: Scene, looks: int, policy: Policy) -> list[Look]:
-    """All looks at a scene, by the same loop that answers."""
+    """All looks at a scene, made by the same loop as in prediction; no image exits early."""
     episode = Episode()
     run_looks(net, scene, every_look(looks), policy, episode)
     return episode.looks
 
 
 class ExploringPolicy:
-    """Aims around where the learnt policy would: a Gaussian of fixed deviation, clipped to the image.
+    """Adds Gaussian noise of fixed deviation to the aims of another policy, clipped to the image.
 
-    As in the released code the log-probability is that of the clipped place.
+    As in the released code, the log-probability is that of the clipped place.
     """
 
     def __init__(self, policy: Policy, deviation: float, generator: torch.Generator) -> None:
@@ -153,9 +157,9 @@ class ExploringPolicy:
 
 
 def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tuple[int, ...]) -> torch.Generator:
-    """The generator as it will be after so many aims of an exploring policy with these patch sizes; itself it stays as it is.
+    """A copy of the generator in the state that it will have after this many aims of an exploring policy.
 
-    What is drawn after an episode can so be drawn before it.
+    With it, numbers that are drawn after an episode can be drawn before it. `generator` itself is not changed.
     """
     later = torch.Generator()
     later.set_state(generator.get_state())
@@ -166,9 +170,9 @@ def after_exploring(generator: torch.Generator, aims: int, count: int, sizes: tu
 
 
 class ComparingNetwork:
-    """Looks where it is aimed and, in the same batch, at random places.
+    """A network that, in the same batch as the chosen patches, also looks at random ones for the contrastive reward.
 
-    elsewhere  for every focus look so far (draws, B, classes): what the judge says had it gone to random places instead
+    elsewhere  for every focus look so far: (draws, B, classes) logits of the judge for the random patches
     """
 
     def __init__(self, net: LookingNetwork, draws: int, generator: torch.Generator, judge: Judge = the_answer) -> None:
@@ -193,18 +197,18 @@ class ComparingNetwork:
 
 
 def random_places(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """(B, 2) anywhere; drawn on the CPU, so that a seed gives the same places on every device."""
+    """(B, 2) uniform places; drawn on the CPU, so that a seed gives the same places on every device."""
     return torch.rand(count, 2, generator=generator).to(device)
 
 
 class MistakenGlances:
-    """A network whose classifier remembers, in some of the images, what it made of another image's glance.
+    """A network whose classifier memory after the glance is, for some images, that of another image's glance.
 
-    A glance encoder knows the images that it learnt from better than new ones, and a classifier that learns from the same images
-    comes to trust it too much. So it learns that patches may prove a glance wrong. First answers and aims stay as they are, and
-    the glance encoder learns nothing of it.
+    A glance encoder is better on its training images than on new ones, so a classifier trained on the same images trusts it too
+    much. This way it learns that patches may contradict the glance. First answers and aims are not changed, and no gradient
+    flows into the glance encoder.
 
-    remember  the classifier's, of a glance's vector
+    remember  vector of a glance -> memory of the classifier
     share     of the images
     """
 
@@ -227,7 +231,7 @@ class MistakenGlances:
 
 
 class FixedPolicy:
-    """The learnt policy, looked up and not trained: what stage III aims with."""
+    """The learnt policy without gradients, for stage III."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -238,7 +242,7 @@ class FixedPolicy:
 
 
 def finite(aim: Aim) -> Aim:
-    """The same aim; one that is no place stops the training before anything is cut out there."""
+    """The same aim; raises NonFinite if it is not a valid place, before any patch is cut there."""
     if not bool(aim.where.isfinite().all()):
         raise NonFinite("an aim of the policy became infinite or not a number")
     return aim
@@ -256,5 +260,5 @@ def probability_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def accuracy_after(looks: list[Look], labels: Tensor) -> list[float]:
-    """Share of right answers after each look."""
+    """Accuracy after each look."""
     return [float((look.logits.argmax(dim=1) == labels).float().mean()) for look in looks]

@@ -1,6 +1,6 @@
-"""A recipe that fits a data set of one's own: sizes, batch, rates, augmentation and epochs.
+"""A recipe fitted to your own data: sizes, batch, learning rates, augmentation and epochs.
 
-The paper's numbers are for 1.3 million images and many GPUs; they stay with the paper's presets. Everything here was chosen on
+The paper's numbers are for 1.3 million images and many GPUs; they stay with the paper's presets. The numbers here were chosen on
 validation images of small sets of photographs, see docs/train.md.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from PIL import Image
 
@@ -19,18 +19,15 @@ from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds.names import WORLDS, world_classes
 from glancefocus.files import open_file
 
-"""Goes through stages, with a checkpoint in a folder."""
-
-
 _SAMPLED_FILES = 64
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a data set holds.
+    """The size of a data set.
 
     images    {split: {class: number of images or clips}}
-    sides_px  the shorter sides of a sample of pictures; empty for clips and built-in worlds
+    sides_px  the shorter sides of a sample of images; empty for clips and built-in worlds
     noun      images, clips or scenes
     """
 
@@ -44,7 +41,7 @@ class Survey:
 
 
 def survey(settings: DataSettings, frames: int = 1) -> Survey:
-    """Counts files, and reads the headers of a few; no picture is decoded."""
+    """Count the files, and read the headers of a few; no image is decoded."""
     if settings.source in WORLDS:
         names = ("train", "val", "test")
         counts = {name: {"": number} for name, number in zip(names, settings.scenes, strict=False)}
@@ -60,26 +57,28 @@ def survey(settings: DataSettings, frames: int = 1) -> Survey:
 
 
 def _sides(files: list[Path]) -> tuple[int, ...]:
-    """The shorter sides of a sample of pictures; files that cannot be opened are left to the check of the files."""
+    """The shorter sides of a sample of images; unreadable files are skipped here and reported by the check of the files."""
     sample = random.Random(0).sample(files, min(len(files), _SAMPLED_FILES))
     sides = []
     for file in sample:
         try:
             with open_file(file) as stream, Image.open(stream) as picture:
                 sides.append(min(picture.size))
-        except Exception:  # damaged, hostile or no picture: plug-ins raise almost anything
+        except Exception:  # damaged, malicious or not an image: the plug-ins of PIL raise almost anything
             continue
     return tuple(sides)
 
 
+Recipe: TypeAlias = dict[str, Any]
+"""Changes to the defaults of TrainSettings: {setting: value}, with an inner table for each stage."""
 Effort = Literal["quick", "usual", "thorough"]
 
-# Small, accurate (75 % on ImageNet), plain convolutions that every runtime and phone computes fast.
+# Small, accurate (75 % on ImageNet), and made of plain convolutions, which every runtime and phone computes fast.
 DEFAULT_BACKBONE = "tf_efficientnet_lite0"
 USUAL_SIDE_PX = 224
-LEAST_UPDATES = 24  # of an epoch, as far as the number of images allows
+LEAST_UPDATES = 24  # per epoch, if there are enough images
 SMALLEST_BATCH, LARGEST_BATCH, LARGEST_BATCH_GPU = 4, 32, 128
-# Images seen in a stage, and the range of its epochs: few images are seen often, many at least a few times.
+# {stage: (images to process in the whole stage, fewest epochs, most epochs)}
 VISITS: dict[str, tuple[int, int, int]] = {
     "backbone": (5000, 3, 15),
     "glance": (8000, 3, 25),
@@ -90,14 +89,14 @@ VISITS: dict[str, tuple[int, int, int]] = {
     "point": (3000, 2, 8),
 }
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
-FROM_RANDOM = 4.0  # times the epochs, where the encoders start from random weights
+FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """What a recipe is fitted to.
+    """The inputs that a recipe is fitted to.
 
-    pretrained  the encoders start from weights that were trained before
+    pretrained  the encoders start from pretrained weights
     """
 
     survey: Survey
@@ -106,9 +105,9 @@ class Fitting:
     effort: Effort = "usual"
 
 
-def fitted_sizes(survey: Survey, network: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of the image, the glance and the patches, for what the user did not name; `network` is what was named."""
-    sizes: dict[str, Any] = {}
+def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
+    """The sizes of image, glance and patches that the user did not name; `network` holds those that were named."""
+    sizes: Recipe = {}
     view = dict(network.get("view", {}))
     if "height_px" not in view and "width_px" not in view:
         side = _view_side(survey.sides_px)
@@ -125,14 +124,13 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def fitted_recipe(fitting: Fitting) -> dict[str, Any]:
+def fitted_recipe(fitting: Fitting) -> Recipe:
     """Changes to TrainSettings: batch, epochs, rates and augmentation for a data set of this size."""
     images = fitting.survey.count("train")
     batch = fitted_batch(images, fitting.on_gpu)
-    scale = batch / LARGEST_BATCH  # rates of SGD go with the batch
+    scale = batch / LARGEST_BATCH  # learning rates of SGD are proportional to the batch size
     rate = 0.005 if fitting.pretrained else 0.05
-    clips = fitting.survey.noun == "clips"
-    recipe: dict[str, Any] = {
+    recipe: Recipe = {
         name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained)} for name in VISITS
     }
     recipe |= {"batch_size": batch, "keep_statistics": fitting.pretrained}
@@ -142,13 +140,13 @@ def fitted_recipe(fitting: Fitting) -> dict[str, Any]:
     recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": 2 * rate * scale}
     recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}
     recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 4 * rate * scale}
-    if not clips:
+    if fitting.survey.noun == "images":  # not clips, nor scenes of a built-in world
         recipe["data"] = {"augment": {"crop": 0.5}}
     return recipe
 
 
 def fitted_batch(images: int, on_gpu: bool = False) -> int:
-    """The largest power of two that still gives some tens of updates an epoch, within limits."""
+    """The largest power of two that still gives LEAST_UPDATES per epoch, within limits."""
     most = LARGEST_BATCH_GPU if on_gpu else LARGEST_BATCH
     batch = SMALLEST_BATCH
     while batch * 2 <= most and images // (batch * 2) >= LEAST_UPDATES:
@@ -157,14 +155,14 @@ def fitted_batch(images: int, on_gpu: bool = False) -> int:
 
 
 def fitted_epochs(stage: str, images: int, effort: Effort = "usual", pretrained: bool = True) -> int:
-    """How often a stage goes through so many images."""
+    """The epochs of a stage for this number of training images: the fewer images, the more epochs."""
     visits, least, most = VISITS[stage]
     times = EFFORTS[effort] * (1.0 if pretrained else FROM_RANDOM)
     return max(1, round(times * max(least, min(most, visits / max(1, images)))))
 
 
 def _view_side(sides_px: tuple[int, ...]) -> int:
-    """The side of the image that is looked at: 224 px, or less where most pictures are smaller than half of that."""
+    """The side that images are resized to: 224 px, or less where most images are smaller than half of that."""
     if not sides_px:
         return USUAL_SIDE_PX
     return max(64, min(USUAL_SIDE_PX, 32 * round(2 * statistics.median(sides_px) / 32)))

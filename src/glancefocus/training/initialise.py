@@ -1,12 +1,15 @@
-"""Initialising the encoders (paper, section 3.4 and A.3).
+"""Initialising the encoders (paper, section 3.4 and A.3), and the evidence that a trained backbone finds (beyond the paper).
 
-The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights: alone it is also the
-baseline to beat. The glance encoder starts from it and is fine-tuned on glances; it may also learn from it where things are. In a
-built-in world both may see small scenes first.
+The focus encoder is trained on whole images at full resolution, or fine-tuned from pretrained weights; alone it is also the
+baseline to beat. The glance encoder starts as its copy and is fine-tuned on glances. In a built-in world both may see small scenes
+first.
+
+A backbone that classifies whole images also shows where in an image its evidence for the label is (class activation map). The
+glance encoder and, in the stage point, the policy can learn these places.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +26,16 @@ from glancefocus.network.encoder import Encoder, Encoding, build_backbone
 from glancefocus.region import resized, whole
 from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings
-from glancefocus.training.checkpoint import check_tensors
+from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState, check_tensors
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
-from glancefocus.training.stage import Moment, Workshop, descend, make_optimizer, mean_of, set_rates, train_only
+from glancefocus.training.stage import Moment, TrainingContext, descend, make_optimizer, set_rates, train_only
 
 
 class Places(NamedTuple):
     """One place in each image.
 
     centre  (B, 2) float32 in px of the image, as (y, x)
-    weight  (B,) in [0, 1] how much of the evidence lies there and not all over the image
+    weight  (B,) in [0, 1] how much the evidence is concentrated there; 0: it is spread evenly over the image
     """
 
     centre: Tensor
@@ -40,15 +43,15 @@ class Places(NamedTuple):
 
 
 def strongest_places(evidence: Tensor, image_hw: tuple[int, int], patch_px: int) -> Places:
-    """The middle of the evidence within the patch that holds the most of it.
+    """The centre of mass of the evidence within the patch that contains most of it.
 
-    evidence  (B, rows, columns), see Encoder.evidence; what speaks against the label counts for nothing
+    evidence  (B, rows, columns), see Encoder.evidence; evidence against the label counts as 0
     """
     _, rows, columns = evidence.shape
     positive = evidence.float().clamp_min(0)
     total = positive.sum(dim=(1, 2))
     steps = torch.tensor([image_hw[0] / rows, image_hw[1] / columns], device=evidence.device)
-    # Cells to either side of a middle one that lie within a patch.
+    # Number of cells on each side of a centre cell that lie within a patch.
     reach = [max(0, patch_px * cells // side - 1) // 2 for cells, side in zip((rows, columns), image_hw, strict=True)]
     window = torch.ones(1, 1, 2 * reach[0] + 1, 2 * reach[1] + 1, device=evidence.device)
     held = F.conv2d(positive[:, None], window, padding=(reach[0], reach[1]))[:, 0]
@@ -63,43 +66,44 @@ def strongest_places(evidence: Tensor, image_hw: tuple[int, int], patch_px: int)
         [(within.sum(dim=2) * row).sum(dim=1), (within.sum(dim=1) * column).sum(dim=1)], dim=1
     ) / mass.clamp_min(1e-12).unsqueeze(1)
     cells = near_row.sum(dim=1) * near_column.sum(dim=1)
-    spread = cells / (rows * columns)  # the share that evidence all over the image would have there
+    spread = cells / (rows * columns)  # the share that evenly spread evidence would have there
     share = torch.where(total > 0, mass / total.clamp_min(1e-12), spread)
     weight = ((share - spread) / (1 - spread).clamp_min(1e-12)).clamp(0, 1)
     return Places((middle + 0.5) * steps, weight)
 
 
 def aims_at(centre: Tensor, image_hw: tuple[int, int], patch_px: int | Tensor) -> Tensor:
-    """(B, 2) in [0, 1]: the aims whose patches have these middles, or come as near as the image's edges allow."""
+    """(B, 2) in [0, 1]: the aims whose patches have these centres, or are as near as the image's edges allow."""
     room = room_px(image_hw, patch_px, centre.device)
     half = torch.as_tensor(patch_px, device=centre.device).reshape(-1, 1) / 2
     return ((centre - half) / room.clamp_min(1)).clamp(0, 1)
 
 
 def room_px(image_hw: tuple[int, int], patch_px: int | Tensor, device: torch.device) -> Tensor:
-    """(1 or B, 2) by how many px patches can be moved along each axis."""
+    """(1 or B, 2) number of px by which patches can be moved along each axis."""
     sides = torch.tensor([image_hw], dtype=torch.float32, device=device)
     return sides - torch.as_tensor(patch_px, device=device).reshape(-1, 1)
 
 
 class EvidenceShown(nn.Module):
-    """How well an encoder's map shows where the evidence lies: what of the map speaks for a place is learnt along with it, and
-    thrown away with the stage."""
+    """The loss by which an encoder's feature map learns to show where the evidence is. Its convolution is trained along with the
+    encoder and dropped at the end of the stage."""
 
     def __init__(self, map_channels: int) -> None:
         super().__init__()
+        # Its name is part of checkpoints, so it stays.
         self.speaks_for = nn.Conv2d(map_channels, 1, kernel_size=1, bias=False)
-        nn.init.zeros_(self.speaks_for.weight)  # at first every place is as likely as any other
+        nn.init.zeros_(self.speaks_for.weight)  # at first all places are equally likely
 
     def forward(self, map_: Tensor, places: Places, image_hw: tuple[int, int]) -> Tensor:
-        """Mean over the images of the cross-entropy between the map's cells and the place, by its weight."""
+        """Mean over the images of the weighted cross-entropy between the map's cells and the place."""
         scores = self.speaks_for(map_)[:, 0]
         wanted = cells_of(places.centre, image_hw, (scores.shape[-2], scores.shape[-1]))
         return (places.weight * F.cross_entropy(scores.flatten(1).float(), wanted.flatten(1), reduction="none")).mean()
 
 
 def cells_of(centre: Tensor, image_hw: tuple[int, int], cells_hw: tuple[int, int]) -> Tensor:
-    """(B, rows, columns) the share of each place that every cell of a map has: that of four neighbours, by their distance."""
+    """(B, rows, columns) each place as a distribution over the cells of a map: bilinear weights of its four neighbours."""
     axes = []
     for axis, (side, cells) in enumerate(zip(image_hw, cells_hw, strict=True)):
         at = (centre[:, axis] * cells / side - 0.5).clamp(0, cells - 1)
@@ -108,19 +112,21 @@ def cells_of(centre: Tensor, image_hw: tuple[int, int], cells_hw: tuple[int, int
 
 
 class BackboneEvidence:
-    """The places that the focus encoder, seeing whole images, would point at: worked out once for images that stay as they are or
-    can be followed, anew with every batch for those that change in other ways.
+    """The places where the focus encoder, seeing whole images, finds its evidence for the label.
 
-    train  the images; None: the workshop's, whose places are then known to later stages, too
+    They are computed once for images that are not augmented or only shifted and flipped (see data.splits.followed), and for every
+    batch otherwise.
+
+    train  the images; None: those of the context, whose places are then known to later stages, too
     """
 
-    def __init__(self, workshop: Workshop, train: Split | None = None) -> None:
-        self.workshop = workshop
-        self.train = workshop.data.train if train is None else train
+    def __init__(self, context: TrainingContext, train: Split | None = None) -> None:
+        self.context = context
+        self.train = context.data.train if train is None else train
         self._known: Places | None = None
 
     def places(self, images: Tensor, labels: Tensor, moment: Moment) -> Places:
-        """Of a batch of training images."""
+        """The places of a batch of training images."""
         train = self.train
         if moment.rows is not None and moment.seed is not None:
             rows = moment.rows
@@ -137,21 +143,21 @@ class BackboneEvidence:
         return places
 
     def _remembered(self) -> Places:
-        """Those of all images, as the focus encoder sees them with the weights that it has now."""
-        if self.train is not self.workshop.data.train:
+        """The places of all images, for the present weights of the focus encoder."""
+        if self.train is not self.context.data.train:
             return self._of_all(self.train)
-        weights = [value for named in self.workshop.net.focus_encoder.state_dict().items() for value in named]
-        # The labels too: some files of a folder may be gone when a run is resumed.
+        weights = [value for named in self.context.net.focus_encoder.state_dict().items() for value in named]
+        # The labels too: unreadable files may be missing when a run is resumed.
         seen_by = fingerprint(*weights, self.train.labels)
-        known = self.workshop.known_evidence
-        if known is None or known["seen_by"] != seen_by or len(known["weight"]) != len(self.train):
-            known = {"seen_by": seen_by, **self._of_all(self.train)._asdict()}
-            self.workshop.known_evidence = known
-        return Places(known["centre"], known["weight"])
+        known = self.context.known_evidence
+        if known is None or known.seen_by != seen_by or len(known.weight) != len(self.train):
+            known = KnownEvidence(seen_by, *self._of_all(self.train))
+            self.context.known_evidence = known
+        return Places(known.centre, known.weight)
 
     def _see(self, images: Tensor, labels: Tensor) -> Places:
-        """As many at once as there is memory for; in full precision, in which logits times cells always fit."""
-        net = self.workshop.net
+        """The places of these images, computed in batches that fit the memory; in full precision, since fp16 may overflow."""
+        net = self.context.net
         at_once, patch_px = seen_at_once(net.settings), max(net.settings.patch_px)
         found: list[Places] = []
         with torch.autocast(images.device.type, enabled=False):
@@ -162,28 +168,28 @@ class BackboneEvidence:
         return Places(torch.cat([places.centre for places in found]), torch.cat([places.weight for places in found]))
 
     def _refuse_nothing(self, weight: Tensor) -> None:
-        settings = self.workshop.net.settings
+        settings = self.context.net.settings
         if not bool(weight.any()):
             raise BadSetting(
-                f"the backbone {settings.backbone} finds no evidence at any place of its map: networks that answer from a token of "
-                f"their own do not, nor is one place better than another where patches ({max(settings.patch_px)} px) are as large "
-                "as the image. Leave out the stage point, and glance.evidence_weight."
+                f"the backbone {settings.backbone} finds no evidence at any place of its map: it classifies from a class token, "
+                f"or the patches ({max(settings.patch_px)} px) are as large as the image. Leave out the stage point, and "
+                "glance.evidence_weight."
             )
 
     def _of_all(self, split: Split) -> Places:
-        """Divided among the processes; all of them then know all."""
-        workshop = self.workshop
-        accelerator, view = workshop.accelerator, workshop.net.settings.view
+        """The places of all images; each process computes a part, and all processes get the result."""
+        context = self.context
+        accelerator, view = context.accelerator, context.net.settings.view
         found = torch.zeros(len(split), 3)
-        order = in_order(len(split), seen_at_once(workshop.net.settings))
+        order = in_order(len(split), seen_at_once(context.net.settings))
         own = order[accelerator.process_index :: accelerator.num_processes]
-        batches = scene_batches(split, view, own, None, workshop.workers)
-        with let_through():  # it takes minutes, and changes nothing
+        batches = scene_batches(split, view, own, None, context.workers)
+        with let_through():  # it takes minutes and changes nothing, so it may be interrupted
             for rows, (images, labels) in zip(own, batches, strict=True):
                 places = self._see(images.to(accelerator.device), labels.to(accelerator.device))
                 found[list(rows)] = torch.cat([places.centre, places.weight[:, None]], dim=1).cpu()
-                if workshop.tell is not None:
-                    workshop.tell("finding evidence", rows[-1] + 1, len(split))
+                if context.on_progress is not None:
+                    context.on_progress("finding evidence", rows[-1] + 1, len(split))
         if accelerator.num_processes > 1:
             found = accelerator.reduce(found.to(accelerator.device), "sum").cpu()
         self._refuse_nothing(found[:, 2])
@@ -191,10 +197,11 @@ class BackboneEvidence:
 
 
 class EncoderStep(nn.Module):
-    """Cross-entropy of an encoder's own head, on whole images, or on glances of them where they have a size.
+    """Cross-entropy of an encoder's own head on whole images, or on glances.
 
-    size   (height, width) that whole images are resized to; None: as they are
-    shown  how well the map shows the evidence, where that is to be learnt, too
+    glance_px  side of the glances; None: whole images
+    size       (height, width) that whole images are resized to; None: not resized
+    shown      the loss for the evidence; None: it has no weight
     """
 
     def __init__(
@@ -231,8 +238,8 @@ class EncoderStep(nn.Module):
 
     def forward(
         self, images: Tensor, labels: Tensor, centre: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """The loss and numbers to show; centre and weight are those of the evidence's Places."""
+    ) -> tuple[Tensor, list[float]]:
+        """The loss and the accuracy; centre and weight are the Places of the evidence."""
         encoding = self.encode(images)
         logits = self.encoder.own_head(encoding.vector)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.stage_settings.label_smoothing)
@@ -243,7 +250,7 @@ class EncoderStep(nn.Module):
             loss = loss + self.stage_settings.evidence_weight * self.shown(
                 encoding.map, Places(centre, weight), image_hw
             )
-        return loss, {"accuracy": [float((logits.argmax(dim=1) == labels).float().mean())]}
+        return loss, [float((logits.argmax(dim=1) == labels).float().mean())]
 
 
 class InitialiseStage:
@@ -251,81 +258,84 @@ class InitialiseStage:
 
     small         the focus encoder on small scenes of a built-in world
     backbone      the focus encoder on whole images
-    small_glance  the glance encoder, which starts as its copy or fresh, on glances of small scenes
+    small_glance  the glance encoder (a copy of the focus encoder, or fresh) on glances of small scenes
     glance        the same on glances of whole images
     rival-160     the focus encoder on whole images resized to 160 px, with the settings of the stage backbone; see
                   evaluation/rivals.py
     """
 
-    def __init__(self, name: str, workshop: Workshop) -> None:
+    def __init__(self, name: str, context: TrainingContext) -> None:
         size = size_in(name)
-        settings: InitialiseSettings = getattr(workshop.settings, name if size is None else "backbone")
-        net = workshop.net
+        settings: InitialiseSettings = getattr(context.settings, name if size is None else "backbone")
+        net = context.net
         self.name = name
         self.epochs = settings.epochs
         self.warmup = settings.warmup
-        self.workshop = workshop
-        self.data = _small_data(workshop, settings) if isinstance(settings, SmallSettings) else workshop.data
-        glance_px = glance_side(name, workshop.settings)
+        self.context = context
+        self.data = _small_data(context, settings) if isinstance(settings, SmallSettings) else context.data
+        glance_px = glance_side(name, context.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
-        train_only(workshop, [self.encoder])
+        train_only(context, [self.encoder])
         step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
-        self.evidence = None if step.shown is None else BackboneEvidence(workshop, self.data.train)
+        self.evidence = None if step.shown is None else BackboneEvidence(context, self.data.train)
         optimizer = make_optimizer(
             settings.optimizer, [{"params": list(step.parameters()), "lr": settings.lr}], settings.weight_decay
         )
-        self.step, self.optimizer = workshop.accelerator.prepare(step, optimizer)
+        self.step, self.optimizer = context.accelerator.prepare(step, optimizer)
 
     def begin(self) -> None:
-        settings = self.workshop.net.settings
-        goes_on = self.name == "glance" and "small_glance" in self.workshop.settings.stages
-        if self.encoder is not self.workshop.net.glance_encoder or settings.shared_encoder or goes_on:
+        settings = self.context.net.settings
+        continues = self.name == "glance" and "small_glance" in self.context.settings.stages
+        if self.encoder is not self.context.net.glance_encoder or settings.shared_encoder or continues:
             return
-        own: InitialiseSettings = getattr(self.workshop.settings, self.name)
+        own: InitialiseSettings = getattr(self.context.settings, self.name)
         if own.fresh:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.workshop.settings.seed)
+                torch.manual_seed(self.context.settings.seed)
                 start = Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options))
         else:
-            start = self.workshop.net.focus_encoder
+            start = self.context.net.focus_encoder
         self.encoder.load_state_dict(start.state_dict())
 
     def train_mode(self) -> None:
-        train_only(self.workshop, [self.encoder])
+        train_only(self.context, [self.encoder])
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         set_rates(self.optimizer, moment.progress, self.warmup)
         places = {} if self.evidence is None else self.evidence.places(images, labels, moment)._asdict()
-        loss, numbers = descend(self.workshop, self.step, self.optimizer, images, labels, **places)
-        return {"loss": loss, "accuracy": mean_of(numbers, "accuracy")}
+        loss, accuracy = descend(self.context, self.step, self.optimizer, images, labels, **places)
+        return {"loss": loss, "accuracy": accuracy}
 
-    def validate(self, split: Split) -> dict[str, Any]:
+    def validate(self, split: Split) -> Numbers:
         self.encoder.eval()
-        step = self.workshop.accelerator.unwrap_model(self.step)
-        device = self.workshop.accelerator.device
+        step = self.context.accelerator.unwrap_model(self.step)
+        device = self.context.accelerator.device
         settings = step.settings
         order = in_order(len(split), seen_at_once(settings, step.glance_px))
         right = 0
         with torch.inference_mode():
-            for images, labels in scene_batches(split, settings.view, order, None, self.workshop.workers):
+            for images, labels in scene_batches(split, settings.view, order, None, self.context.workers):
                 right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
         return {"val_accuracy": [right / len(split)]}
 
     def finish(self) -> None:
         pass
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TorchState:
         return {} if self.shown is None else {"shown": self.shown.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: TorchState) -> None:
         if self.shown is not None:
             check_tensors("stage_state.shown", state["shown"], self.shown.state_dict())
             self.shown.load_state_dict(state["shown"])
 
 
 def glance_side(name: str, settings: TrainSettings) -> int | None:
-    """Of the glances that a stage sees, if it does. Things are as small in those of small scenes as in those of whole ones."""
+    """Side of the glances that a stage trains on, in px; None: whole images.
+
+    Small scenes are reduced by the same factor as whole ones.
+    """
     network = settings.network
     if name == "glance":
         return network.glance_px
@@ -335,6 +345,6 @@ def glance_side(name: str, settings: TrainSettings) -> int | None:
     return max(8, round(network.glance_px * settings.small_glance.side_px / whole_px))
 
 
-def _small_data(workshop: Workshop, small: SmallSettings) -> Data:
-    settings, network = workshop.settings, workshop.settings.network
-    return open_small(settings.data, network.view, small.side_px, small.scenes, workshop.tell, network.frames)
+def _small_data(context: TrainingContext, small: SmallSettings) -> Data:
+    settings, network = context.settings, context.settings.network
+    return open_small(settings.data, network.view, small.side_px, small.scenes, context.on_progress, network.frames)

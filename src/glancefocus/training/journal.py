@@ -1,203 +1,78 @@
-"""What a run tells: one JSON line an epoch, the same to trackers, progress for people."""
+"""The journal of a run: one JSON line per epoch in metrics.jsonl, the same for trackers, and progress on the terminal."""
 
-import contextlib
 import errno
-import importlib.util
 import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
 
-from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
+from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.files import cache_path, write_text
 from glancefocus.progress import ProgressBars
+from glancefocus.training.checkpoint import Numbers
 from glancefocus.training.plan import duration
-from glancefocus.values import read_json
-
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-NONE = "none"
-STATE_FILE = "trackers.json"
-_MOST_STATE_BYTES = 1 << 20
-BOOKKEEPING = frozenset({"stage", "stage_number", "epoch", "epochs", "images_per_s"})
-"""Values of a row that say where a run is, not how good it is."""
-
-
-class Trackers:
-    """The trackers of one run.
-
-    folder    the run's; ids of its runs elsewhere, and the steps that were sent, are kept in STATE_FILE there
-    settings  of the run, as plain values
-    names     see chosen_trackers
-    """
-
-    def __init__(self, folder: Path, settings: dict[str, Any], names: Sequence[str]) -> None:
-        self.file = folder / STATE_FILE
-        self._known = _read_state(self.file)
-        self._open: dict[str, Any] = {}
-        for name in names:
-            known = self._known.setdefault(name, {"run": None, "steps": 0})
-            try:
-                self._open[name] = _OPEN[name](folder, known)
-                if known["steps"] == 0:
-                    _store_settings(name, self._open[name], _flat(settings))
-            except (
-                Exception
-            ) as error:  # each tracker has errors of its own: not logged in, no such server, no disk space
-                reason = str(error).strip().rstrip(".") or type(error).__name__
-                raise BadRun(
-                    f"the tracker {name} could not be started: {reason}. Correct that, or leave {name} out of --track."
-                ) from error
-
-    def log(self, row: dict[str, Any], step: int) -> list[str]:
-        """Send the figures of an epoch to every tracker that has not had them; returns a sentence for each tracker that failed.
-
-        One that failed gets nothing more in this process: hours of training are worth more than a curve.
-        """
-        stage = row.get("stage", "run")
-        values = {f"{stage}/{name}": value for name, value in _numbers(row)}
-        problems = []
-        for name, tracker in list(self._open.items()):
-            if step <= self._known[name]["steps"]:
-                continue
-            try:
-                tracker.log(values, step=step)
-            except Exception as error:
-                del self._open[name]
-                problems.append(f"the tracker {name} failed and gets no more figures of this run: {error}")
-                continue
-            self._known[name]["steps"] = step
-        write_text(self.file, json.dumps(self._known, indent=1) + "\n")
-        return problems
-
-    def close(self) -> None:
-        for tracker in self._open.values():
-            with contextlib.suppress(Exception):  # everything was sent after its epoch
-                tracker.finish()
-        self._open.clear()
-
-
-def chosen_trackers(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The trackers to use; None: TensorBoard where it is installed. Refuses names that are not known or not installed."""
-    if names is None:
-        return ("tensorboard",) if _is_installed("tensorboard") else ()
-    chosen = tuple(dict.fromkeys(name for word in names for name in word.split(",") if name))
-    for name in chosen:
-        if name not in (*TRACKERS, NONE):
-            raise UnknownName("tracker", name, (*TRACKERS, NONE), f"There are {', '.join(TRACKERS)} and {NONE}.")
-    if NONE in chosen:
-        if len(chosen) > 1:
-            raise BadSetting(f"--track {NONE} means no tracker. Leave it out, or leave the others out.")
-        return ()
-    for name in chosen:
-        if not _is_installed(name):
-            raise MissingExtra(name, "tracking") if name == "tensorboard" else MissingPackage(name)
-    return chosen
-
-
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
-
-
-def _tensorboard(folder: Path, known: dict[str, Any]) -> Any:
-    from accelerate.tracking import TensorBoardTracker
-
-    return _started(TensorBoardTracker("tensorboard", logging_dir=folder))
-
-
-def _wandb(folder: Path, known: dict[str, Any]) -> Any:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # crashes are not reported to its makers
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_CACHE_DIR", str(cache_path() / "wandb"))
-    from accelerate.tracking import WandBTracker
-
-    project = os.environ.get("WANDB_PROJECT", "glancefocus")
-    tracker = WandBTracker(project, name=folder.name, id=known["run"], resume="allow", dir=str(folder))
-    known["run"] = _started(tracker).tracker.id
-    return tracker
-
-
-def _mlflow(folder: Path, known: dict[str, Any]) -> Any:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    import mlflow
-    from accelerate.tracking import MLflowTracker
-
-    if "MLFLOW_TRACKING_URI" not in os.environ:  # else it would write to the current folder
-        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
-    tracker = MLflowTracker(
-        "glancefocus", logging_dir=str(folder / "mlflow"), run_name=folder.name, run_id=known["run"]
-    )
-    known["run"] = _started(tracker).tracker.info.run_id
-    return tracker
-
-
-_OPEN = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
-
-
-def _started(tracker: Any) -> Any:
-    tracker.start()
-    return tracker
-
-
-def _store_settings(name: str, tracker: Any, settings: dict[str, Any]) -> None:
-    if name == "tensorboard":  # accelerate would begin another run of TensorBoard's for them
-        tracker.tracker.add_text("settings", f"```\n{json.dumps(settings, indent=1)}\n```")
-        tracker.tracker.flush()
-    else:
-        tracker.store_init_configuration(settings)
-
-
-def _read_state(file: Path) -> dict[str, dict[str, Any]]:
-    try:
-        plain = read_json(file, _MOST_STATE_BYTES)
-        return {
-            str(name): {"run": None if known["run"] is None else str(known["run"]), "steps": int(known["steps"])}
-            for name, known in plain.items()
-        }
-    except FileNotFoundError:
-        return {}
-    except (OSError, BadSetting, ValueError, TypeError, KeyError, AttributeError):
-        raise BadRun(f"{file} is damaged. Delete it; trackers then begin a new run.") from None
-
-
-def _numbers(row: dict[str, Any]) -> list[tuple[str, float]]:
-    """(name, value) of every figure of a row; those of lists are counted from 1, those of tables have both names."""
-    found: list[tuple[str, float]] = []
-    for name, value in row.items():
-        if name in BOOKKEEPING:
-            continue
-        if isinstance(value, dict):
-            found += [(f"{name}/{inner}", number) for inner, number in _numbers(value)]
-        elif isinstance(value, list):
-            entries = {str(i): entry for i, entry in enumerate(value, start=1)}
-            found += [(f"{name}/{inner}", number) for inner, number in _numbers(entries)]
-        elif isinstance(value, (int, float)):
-            found.append((name, float(value)))
-    return found
-
-
-def _flat(settings: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Settings without nesting, under names such as network.view.fit; lists as text."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{before}{name}.")
-        else:
-            flat[before + name] = value if isinstance(value, (bool, int, float, str)) else str(value)
-    return flat
-
+from glancefocus.training.trackers import Trackers
+from glancefocus.values import Fields, parse_json
 
 METRICS_FILE = "metrics.jsonl"
 
 
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of a run: one line of metrics.jsonl.
+
+    stage_number  counted from 1, as is the epoch
+    numbers       loss, accuracy, val_accuracy and others; a list has one entry per look
+    aims          after the last epoch of stage II: learnt aims compared with others, see AimsCheck.to_plain
+    """
+
+    stage: str
+    stage_number: int
+    epoch: int
+    epochs: int
+    numbers: Numbers
+    images_per_s: float = 0.0
+    aims: dict[str, Any] | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """All values in one table, as in the file."""
+        place = {"stage": self.stage, "stage_number": self.stage_number, "epoch": self.epoch, "epochs": self.epochs}
+        aims = {} if self.aims is None else {"aims": self.aims}
+        return {**place, **self.numbers, "images_per_s": self.images_per_s, **aims}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> "EpochRow":
+        """Raises BadSetting if it is not the table of an epoch. Values of other kinds than numbers are ignored."""
+        fields = Fields(plain)
+        own = {field.name for field in dataclass_fields(cls)}
+        numbers = {name: value for name, value in fields.plain.items() if name not in own and _is_numeric(value)}
+        aims = fields.value("aims", None)
+        return cls(
+            stage=fields.text("stage", 1000),
+            stage_number=fields.whole("stage_number", 0, 10**6),
+            epoch=fields.whole("epoch", 0, 10**9),
+            epochs=fields.whole("epochs", 0, 10**9),
+            numbers=numbers,
+            images_per_s=fields.number("images_per_s", 0.0, 1e12, 0.0),
+            aims=aims if isinstance(aims, dict) else None,
+        )
+
+
+def _is_numeric(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
 class Journal:
-    """Notes of a run. Only the main process has one that writes."""
+    """Writes metrics.jsonl and shows progress. Only the journal of the main process writes."""
 
     def __init__(self, folder: Path, *, writes: bool, quiet: bool, trackers: Trackers | None = None) -> None:
         self.file = folder / METRICS_FILE
@@ -207,13 +82,12 @@ class Journal:
         self._trackers = trackers
         self._epoch = ("", 0, 0)  # description, steps done, steps in all
         self._time_left: TimeLeft | None = None
-        self._started = time.monotonic()
 
     def rewind(self, length: int) -> None:
-        """Forget what was written after the checkpoint that a run goes on from: it will be written again."""
+        """Remove the lines after the checkpoint that a run resumes from: they will be written again."""
         if self.writes and self.file.exists():
-            with self._said(), self._open(os.O_RDWR) as stream:
-                stream.truncate(min(length, self.length))  # never longer than it is: that would fill it with zeros
+            with self._write_errors(), self._open(os.O_RDWR) as stream:
+                stream.truncate(min(length, self.length))  # never extend it: that would append zeros
 
     @property
     def length(self) -> int:
@@ -225,7 +99,7 @@ class Journal:
         self._epoch = description, done, total
         self.bars.show(*self._epoch)
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def show_progress(self, what: str, done: int, total: int) -> None:
         """Show the progress of work outside the epochs; see progress.Progress."""
         self.bars.start()
         self.bars.show(what, done, total)
@@ -233,12 +107,12 @@ class Journal:
             self.bars.remove(what)
 
     def expect(self, total_s: float) -> None:
-        """Show how much of the whole run is done, and the time left, from now on."""
+        """From now on show the progress of the whole run and the remaining time."""
         self._time_left = TimeLeft(total_s)
         self.bars.show("whole run, %", 0, 100, timed=False)
 
     def reach(self, done_s: float) -> None:
-        """So many of the expected seconds lie behind."""
+        """Report that `done_s` of the expected seconds are done."""
         if self._time_left is not None:
             self._time_left.reach(done_s, time.monotonic())
             share = 100 * done_s / max(1e-9, self._time_left.total_s)
@@ -247,34 +121,34 @@ class Journal:
     def _left(self) -> str:
         return "" if self._time_left is None else f"about {duration(self._time_left.seconds)} left"
 
-    def step(self, numbers: dict[str, Any], images_per_s: float) -> None:
+    def step(self, numbers: Numbers, images_per_s: float) -> None:
         description, done, total = self._epoch
         if description:
             self._epoch = description, done + 1, total
             self.bars.show(*self._epoch, note=f"{_brief(numbers)} {images_per_s:,.0f} img/s")
 
-    def epoch(self, row: dict[str, Any]) -> None:
-        """One line, for machines and for people."""
+    def epoch(self, row: EpochRow) -> None:
+        """Write one line to the file and one to the terminal."""
         if self.writes:
-            with self._said():
+            with self._write_errors():
                 self._write(row)
         self.console.print(
-            f"{row['stage']:<10} epoch {row['epoch']:>3}/{row['epochs']}  {_brief(row)}  "
-            f"{row.get('images_per_s', 0):,.0f} img/s  {self._left()}".rstrip(),
+            f"{row.stage:<10} epoch {row.epoch:>3}/{row.epochs}  {_brief(row.numbers)}  "
+            f"{row.images_per_s:,.0f} img/s  {self._left()}".rstrip(),
             highlight=False,
             soft_wrap=True,
         )
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: EpochRow) -> None:
         with self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream:
-            stream.write(json.dumps(row).encode() + b"\n")
+            stream.write(json.dumps(row.to_plain()).encode() + b"\n")
         if self._trackers is not None:
             epochs_done = self.file.read_bytes().count(b"\n")
-            for problem in self._trackers.log(row, epochs_done):
-                self.say(problem)
+            for problem in self._trackers.log(row.stage, {**row.numbers, "aims": row.aims or {}}, epochs_done):
+                self.print(problem)
 
     def _open(self, flags: int) -> BinaryIO:
-        """The metrics, never through a link, and never a pipe that would be waited for."""
+        """Open the file; links and pipes are refused, since opening a pipe would wait for the other end."""
         if os.path.lexists(self.file) and not stat.S_ISREG(os.lstat(self.file).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         flags |= getattr(os, "O_NONBLOCK", 0)
@@ -282,17 +156,17 @@ class Journal:
         return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab")
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
-        """What cannot be written is a sentence."""
+    def _write_errors(self) -> Iterator[None]:
+        """Raise BadRun with the reason where the file cannot be written."""
         try:
             yield
         except OSError as error:
             raise BadRun(
-                f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unharmed. "
+                f"{self.file} could not be written ({error.strerror or error}). The last checkpoint is unchanged. "
                 "Make room on the disk and run the same command again."
             ) from error
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -302,7 +176,7 @@ class Journal:
 
 
 class TimeLeft:
-    """Seconds that are left of an expected total, corrected by how fast it really goes."""
+    """The remaining seconds of an expected total, corrected by the measured speed."""
 
     def __init__(self, total_s: float) -> None:
         self.total_s = total_s
@@ -310,16 +184,17 @@ class TimeLeft:
         self._first: tuple[float, float] | None = None
 
     def reach(self, done_s: float, now: float) -> None:
-        """This much of the total is done; `now` is the time of any clock."""
+        """Report that `done_s` of the total are done; `now` is the time in s of any clock."""
         if self._first is None:
             self._first = done_s, now
         expected, taken = done_s - self._first[0], now - self._first[1]
-        # The first minute says little: until then the plan counts as well as what was seen.
+        # The speed of the first minute is noisy, so one minute at the planned speed is added to both.
         pace = (taken + 60) / (expected + 60)
         self.seconds = max(0.0, (self.total_s - done_s) * pace)
 
 
-def _brief(numbers: dict[str, Any]) -> str:
+def _brief(numbers: Numbers) -> str:
+    """The most important numbers, for one line on the terminal; accuracies in percent."""
     parts = []
     for name, word in (
         ("loss", "loss"),
@@ -336,20 +211,19 @@ def _brief(numbers: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics, one an epoch; a last line that was cut off is left out."""
+def read_metrics(folder: Path) -> list[EpochRow]:
+    """The rows of a run's metrics, one per epoch; an incomplete last line is left out."""
     file = folder / METRICS_FILE
     try:
         lines = file.read_bytes().split(b"\n") if file.is_file() else []
     except OSError as error:
         raise BadRun(f"{file} cannot be read ({error.strerror or error}).") from None
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line break is nothing, or cut off
+    rows: list[EpochRow] = []
+    for number, line in enumerate(
+        lines[:-1], start=1
+    ):  # after the last line break comes nothing, or an incomplete line
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or not isinstance(row.get("stage"), str):
-            raise BadRun(f"{file} is damaged: line {number} is not a table with a stage.")
-        rows.append(row)
+            rows.append(EpochRow.from_plain(parse_json(line)))
+        except BadSetting as error:
+            raise BadRun(f"{file} is damaged: line {number} is not an epoch: {error}") from None
     return rows

@@ -1,4 +1,4 @@
-"""What a run will take, worked out before it starts: time measured on a few batches of every stage, and memory."""
+"""The plan of a run, made before it starts: time is measured on a few batches of each stage, memory is computed."""
 
 import contextlib
 import copy
@@ -23,19 +23,19 @@ from glancefocus.network.build import build
 from glancefocus.settings import NetworkSettings, from_plain
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
-from glancefocus.training.stage import Moment, NonFinite, Stage, Workshop, what_to_lower
+from glancefocus.training.stage import Moment, NonFinite, Stage, TrainingContext, what_to_lower
 from glancefocus.values import read_json
 
 PROCESS_BYTES = 700 << 20  # Python, torch and timm, before any data
-WORKER_BYTES = 400 << 20  # of each process that reads files
-SPARE = 1.25  # gradients in flight, buffers of convolutions, memory that the allocator keeps
-EVALUATING = 0.25  # of what is kept for learning is needed for answering: the largest layers, one after the other
+WORKER_BYTES = 400 << 20  # per process that reads files
+SPARE = 1.25  # factor for temporary gradients, buffers of convolutions, memory that the allocator keeps
+EVALUATING = 0.25  # share of the memory of training that inference needs: only the largest layers, one at a time
 
 
 def training_bytes(settings: TrainSettings, held_bytes: int = 0) -> int:
-    """The most that a run takes, over all of its stages, in this process and those that read files.
+    """The peak memory of a run over all of its stages, in this process and those that read files.
 
-    held_bytes  of pictures that are held in memory
+    held_bytes  of images that are held in memory
     """
     per_image = bytes_per_image(settings)
     batch = -(-settings.batch_size // settings.accumulation)
@@ -47,13 +47,13 @@ def training_bytes(settings: TrainSettings, held_bytes: int = 0) -> int:
 
 
 def weight_bytes(settings: TrainSettings) -> int:
-    """Weights, gradients and two numbers of the optimiser for each."""
+    """Bytes of weights, gradients and two optimiser values per weight."""
     numbers: int = sum(p.numel() for p in _on_meta(settings.network).parameters())
     return 4 * 4 * numbers
 
 
 def bytes_per_image(settings: TrainSettings) -> dict[str, int]:
-    """{stage: bytes that are kept of one image from the forward pass for the backward pass}."""
+    """{stage: bytes that autograd keeps per image for the backward pass}."""
     network = settings.network
     net, view = _on_meta(network), network.view
     whole = _kept(net.focus_encoder, network.frames, view.height_px, view.width_px)
@@ -64,7 +64,7 @@ def bytes_per_image(settings: TrainSettings) -> dict[str, int]:
 
     def looks(stage: RecogniseSettings) -> int:
         if stage.freeze_encoders:
-            return patch // 4  # no gradients: only what one layer needs at a time
+            return patch // 4  # no gradients: only one layer at a time
         return patches + (0 if stage.freeze_glance else glance)
 
     needs = {
@@ -87,13 +87,13 @@ def _on_meta(settings: NetworkSettings) -> Any:
 
 
 def _kept(encoder: nn.Module, frames: int, height: int, width: int) -> int:
-    """Bytes that autograd keeps of one pass; weights, which are there anyway, do not count."""
+    """Bytes that autograd keeps per image of one forward pass, without the weights."""
     own = {id(p) for p in encoder.parameters()}
     was_training = encoder.training
     encoder.train()
     images = torch.empty(
         2 * frames, 3, height, width, device="meta"
-    )  # two: a batch norm refuses to learn from one value
+    )  # two images: batch norms need more than one value
     with _counting(own) as total:
         encoder(images)
     encoder.train(was_training)
@@ -102,7 +102,7 @@ def _kept(encoder: nn.Module, frames: int, height: int, width: int) -> int:
 
 @contextlib.contextmanager
 def _counting(own: set[int]) -> Iterator[Callable[[], int]]:
-    """Counts the bytes of every tensor that autograd keeps while the block runs, each once."""
+    """Count the bytes of the tensors that autograd keeps while the block runs, each storage once."""
     seen: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -117,17 +117,17 @@ def _counting(own: set[int]) -> Iterator[Callable[[], int]]:
         yield total
 
 
-BuildStage = Callable[[str, Workshop], Stage]
+BuildStage = Callable[[str, TrainingContext], Stage]
 
-_PROBED_IMAGES = 32  # of a batch at the most, and of the validation images
-_PROBE_S = 3.0  # an update that takes longer than this is measured on fewer images
-_FINISH_PASSES = 6  # over the validation images after the last stage: look record, other aims, rivals
+_PROBED_IMAGES = 32  # at most, of a batch and of the validation images
+_PROBE_S = 3.0  # a longer update is measured on fewer images
+_FINISH_PASSES = 6  # passes over the validation images after the last stage: look record, other aims, rivals
 _MOST_PLAN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: seconds of an update and of the validation after each epoch."""
+    """The expected times of one stage: seconds per update and per validation."""
 
     name: str
     epochs: int
@@ -146,9 +146,11 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a run in their order, what comes after them, and the memory.
+    """The expected time and memory of a run.
 
-    parts  in which a batch is computed, so that it fits into the memory (TrainSettings.accumulation, or more)
+    stages    in their order
+    finish_s  after the last stage
+    parts     number of parts in which a batch is computed to fit the memory (TrainSettings.accumulation, or more)
     """
 
     stages: tuple[StagePlan, ...]
@@ -161,7 +163,7 @@ class Plan:
         return sum(stage.total_s for stage in self.stages) + self.finish_s
 
     def done_s(self, index: int, epoch: int = 0, step: int = 0) -> float:
-        """How much of the total lies before this step of this stage."""
+        """The expected seconds before this step of this stage."""
         before = sum(stage.total_s for stage in self.stages[:index])
         if index >= len(self.stages):
             return before
@@ -170,10 +172,10 @@ class Plan:
 
 
 def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
-    """The plan that a run started with; None where there is none, or one of other stages."""
+    """The plan that a run was started with; None if there is none, or if it has other stages."""
     try:
         plan = from_plain(Plan, read_json(file, _MOST_PLAN_BYTES), file.name)
-    except (OSError, BadSetting):  # it is only a forecast: a damaged one is made again
+    except (OSError, BadSetting):  # a damaged plan is simply measured again
         return None
     stages = [(stage.name, stage.epochs) for stage in plan.stages]
     same = stages == [(name, getattr(settings, name).epochs) for name in settings.plan()]
@@ -181,14 +183,14 @@ def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
 
 
 def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | None = None) -> tuple[int, int]:
-    """(parts in which a batch is computed, bytes at the peak); refuses what does not fit in any number of parts.
+    """(number of parts in which a batch is computed, peak bytes); refuses a run that does not fit in any number of parts.
 
-    device  None: the CPU. The memory of other devices is not looked at: a batch has there as many parts as the settings say.
+    device  None: the CPU. The memory of other devices is not checked; the number of parts is then that of the settings.
     """
     held = _held_bytes(data)
     if device is not None and device.type != "cpu":
         return settings.accumulation, training_bytes(settings, held)
-    # What is held is in this process already, and so is the program.
+    # This process already uses the memory of the program and of the images that it holds.
     free = available_bytes() + PROCESS_BYTES + held
     parts = settings.accumulation
     images = max(_images(name, settings, data)[0] for name in settings.plan())
@@ -205,15 +207,16 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
         parts = min(settings.batch_size, parts * 2)
 
 
-def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
-    """Time a few updates and a small validation of every stage, on a copy of the network."""
-    settings, data = workshop.settings, workshop.data
+def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
+    """Measure a few updates and a small validation of each stage, on a copy of the network."""
+    settings, data = context.settings, context.data
     alone = replace(
         settings, data=replace(settings.data, workers=0)
     )  # starting workers would take longer than measuring
-    net = copy.deepcopy(workshop.net)
-    scratch = replace(workshop, net=net, data=_few(data), settings=alone, tell=None, known_evidence=None)
-    scaler = workshop.accelerator.scaler
+    net = copy.deepcopy(context.net)
+    few = replace(data, train=_first(data.train, 2 * _PROBED_IMAGES), val=_first(data.val, _PROBED_IMAGES))
+    scratch = replace(context, net=net, data=few, settings=alone, on_progress=None, known_evidence=None)
+    scaler = context.accelerator.scaler
     kept_scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
     measured: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(settings.plan()):
@@ -222,10 +225,10 @@ def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_b
             measured[name] = _timed(stage, scratch)
         except NonFinite as error:
             raise BadRun(
-                f"{error} in the first updates of the stage {name}: its learning rate is too high for this data, or what the "
-                f"network is given is too large. {what_to_lower(name, settings)}, or check network.view.mean and network.view.std."
+                f"{error} in the first updates of the stage {name}: its learning rate is too high for this data, or the input "
+                f"values are too large. {what_to_lower(name, settings)}, or check network.view.mean and network.view.std."
             ) from None
-        workshop.accelerator.free_memory()
+        context.accelerator.free_memory()
     if scaler is not None:
         scaler.load_state_dict(kept_scale)
     stages = []
@@ -240,16 +243,16 @@ def measure_plan(workshop: Workshop, build_stage: BuildStage, parts: int, peak_b
 
 
 def _images(name: str, settings: TrainSettings, data: Data) -> tuple[int, int]:
-    """How many images a stage learns from, and how many it is judged by."""
+    """The number of training and of validation images of a stage."""
     if name in ("small", "small_glance"):
         own: tuple[int, int] = getattr(settings, name).scenes
         return own
     return len(data.train), len(data.val)
 
 
-def _timed(stage: Stage, workshop: Workshop) -> tuple[float, float]:
-    """(seconds of learning from one image, seconds of validating one)."""
-    view, device = workshop.settings.network.view, workshop.accelerator.device
+def _timed(stage: Stage, context: TrainingContext) -> tuple[float, float]:
+    """(seconds of training per image, seconds of validation per image)."""
+    view, device = context.settings.network.view, context.accelerator.device
     train, val = _first(stage.data.train, _PROBED_IMAGES), _first(stage.data.val, _PROBED_IMAGES)
     stage.train_mode()
 
@@ -261,7 +264,7 @@ def _timed(stage: Stage, workshop: Workshop) -> tuple[float, float]:
             stage.update(images.to(device), labels.to(device), moment)
         return (time.perf_counter() - started) / len(rows)
 
-    batch = min(workshop.settings.batch_size, _PROBED_IMAGES, len(train))
+    batch = min(context.settings.batch_size, _PROBED_IMAGES, len(train))
     learn(min(2, batch))  # warm up
     first = learn(min(4, batch))
     count = max(min(2, batch), min(batch, math.floor(_PROBE_S / max(first, 1e-6))))
@@ -270,10 +273,6 @@ def _timed(stage: Stage, workshop: Workshop) -> tuple[float, float]:
     started = time.perf_counter()
     stage.validate(val)
     return per_image, (time.perf_counter() - started) / len(val)
-
-
-def _few(data: Data) -> Data:
-    return replace(data, train=_first(data.train, 2 * _PROBED_IMAGES), val=_first(data.val, _PROBED_IMAGES))
 
 
 def _first(split: Split, count: int) -> Split:
@@ -295,7 +294,7 @@ def _held_bytes(data: Data) -> int:
     for split in (data.train, data.val, data.test):
         if isinstance(split, HeldPictures):
             total += sum(one.nbytes for one in split.pixels)
-        elif isinstance(split, MemorySplit) and split.files is not None:  # scenes of worlds are mapped from the disk
+        elif isinstance(split, MemorySplit) and split.files is not None:  # scenes of built-in worlds are memory-mapped
             total += split.images.nbytes
     return total
 
@@ -308,7 +307,7 @@ _SHOWN_CLASSES = 12
 
 
 def plan_words(plan: Plan, settings: TrainSettings, data: Data, folder: Path, device: torch.device) -> str:
-    """Images, network, stages, batch, memory, time and place, a line each; and how to make the run shorter or better."""
+    """The plan as printed before training: one line each for data, network, stages, batch, device, memory, time and folder."""
     rows = [
         ("data", _data_words(settings, data)),
         ("classes", _class_words(data)),
@@ -316,7 +315,7 @@ def plan_words(plan: Plan, settings: TrainSettings, data: Data, folder: Path, de
         ("stages", ", ".join(f"{stage.name} {stage.epochs}" for stage in plan.stages) + " (epochs)"),
         ("batch", _batch_words(plan, settings)),
         ("device", _device_words(device)),
-        ("memory", f"about {gigabytes(plan.peak_bytes)} at the most"),
+        ("memory", f"about {gigabytes(plan.peak_bytes)} at most"),
         ("time", _time_words(plan)),
         ("folder", str(folder)),
     ]
@@ -338,42 +337,40 @@ def duration(seconds: float) -> str:
 
 
 def _data_words(settings: TrainSettings, data: Data) -> str:
-    counts = f"{len(data.train):,} to learn from, {len(data.val):,} held out for validation"
+    counts = f"{len(data.train):,} for training, {len(data.val):,} for validation"
     if data.test is not None:
-        counts += f", {len(data.test):,} for the test"
+        counts += f", {len(data.test):,} for testing"
     return f"{settings.data.source}: {counts}"
 
 
 def _class_words(data: Data) -> str:
-    learnt = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
-    held = torch.bincount(data.val.labels, minlength=len(data.classes)).tolist()
-    shown = [f"{one_line(name, 60)} {a}+{b}" for name, a, b in zip(data.classes, learnt, held, strict=True)][
-        :_SHOWN_CLASSES
-    ]
+    train, val = (
+        torch.bincount(split.labels, minlength=len(data.classes)).tolist() for split in (data.train, data.val)
+    )
+    counts = zip(data.classes[:_SHOWN_CLASSES], train, val, strict=False)
+    shown = [f"{one_line(name, 60)} {a}+{b}" for name, a, b in counts]
     more = f", and {len(data.classes) - len(shown)} more" if len(data.classes) > len(shown) else ""
-    return f"{len(data.classes)} (to learn from + held out): {', '.join(shown)}{more}"
+    return f"{len(data.classes)} (training + validation): {', '.join(shown)}{more}"
 
 
 def _network_words(settings: TrainSettings) -> str:
     network = settings.network
     weights = settings.start or settings.weights or "random initialisation"
     view = (
-        "images of their own size"
-        if network.view.fit == "whole"
-        else f"{network.view.height_px}x{network.view.width_px} px"
+        "images of any size" if network.view.fit == "whole" else f"{network.view.height_px}x{network.view.width_px} px"
     )
     patches = "/".join(str(px) for px in network.patch_px)
-    frames = f", {network.frames} frames a clip" if network.frames > 1 else ""
+    frames = f", {network.frames} frames per clip" if network.frames > 1 else ""
     return (
         f"{network.backbone} ({weights}), glance of {network.glance_px} px, then up to {network.looks - 1} patches of "
-        f"{patches} px, out of {view}{frames}"
+        f"{patches} px, from {view}{frames}"
     )
 
 
 def _batch_words(plan: Plan, settings: TrainSettings) -> str:
     updates = max((stage.updates for stage in plan.stages), default=0)
-    words = f"{settings.batch_size} images, {updates} updates an epoch"
-    return words if plan.parts == 1 else f"{words}; computed in {plan.parts} parts, for the memory"
+    words = f"{settings.batch_size} images, {updates} updates per epoch"
+    return words if plan.parts == 1 else f"{words}; computed in {plan.parts} parts to fit the memory"
 
 
 def _device_words(device: torch.device) -> str:
@@ -387,7 +384,7 @@ def _time_words(plan: Plan) -> str:
     for stage in plan.stages:
         seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.total_s
     parts = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
-    return f"about {duration(plan.total_s)}, measured on a few batches ({parts}, measuring the result {duration(plan.finish_s)})"
+    return f"about {duration(plan.total_s)}, measured on a few batches ({parts}, final evaluation {duration(plan.finish_s)})"
 
 
 def _other_efforts(plan: Plan, settings: TrainSettings) -> str:

@@ -1,8 +1,19 @@
-"""From words to settings: what a user names, what the paper chose for the family, what fits the built-in world."""
+"""From options to settings: the recipe that belongs to the preset and the kind of data, then what the user named.
+
+    data            network                           recipe
+    built-in world  the preset that was made for it   WORLD_RECIPES
+    built-in world  any backbone, or a paper preset   the paper's, for the family of the backbone
+    your own data   a paper preset                    the paper's, for the family of the backbone
+    your own data   any backbone, or a small preset   fitted to the number and the size of the images, see fitted.py
+
+A recipe is a table of changes to the defaults of TrainSettings. The paper's numbers are for ImageNet and pretrained networks; with
+others a small network learns a built-in world from random initialisation in minutes.
+"""
 
 import copy
 import json
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 from glancefocus.data.sources import DataSettings, classes_of
@@ -10,34 +21,25 @@ from glancefocus.data.worlds.names import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.encoder import check_backbone, has_pretrained_weights
 from glancefocus.network.presets import family_of, network_settings
-from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.fitted import DEFAULT_BACKBONE, EFFORTS, Effort, Fitting, fitted_recipe, fitted_sizes, survey
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.training.fitted import (
+    DEFAULT_BACKBONE,
+    EFFORTS,
+    Effort,
+    Fitting,
+    Recipe,
+    fitted_recipe,
+    fitted_sizes,
+    survey,
+)
 from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings
 
-
-def clip_defaults(jester: bool = False) -> dict[str, Any]:
-    """The paper's settings for clips (A.4): for Something-Something V2, or for Jester. Flips change what a gesture says.
-
-    Of the backbone the paper takes TSM's own; its 50 epochs at a rate of 0.01 for 64 clips are those of TSM.
-    """
-    return {
-        "stages": ["backbone", "glance", "recognise", "aim"],
-        "batch_size": 64,
-        "backbone": {"epochs": 50, "lr": 0.01},
-        "glance": {"epochs": 10, "lr": 0.01 if jester else 0.1},
-        "recognise": {
-            "epochs": 10 if jester else 30,
-            "classifier_lr": 0.01,
-            "freeze_encoders": True,
-            "own_head_weight": 0.0,  # heads that are frozen have nothing to learn
-        },
-        "aim": {"epochs": 50},
-        "data": {"augment": {"flip": False}},
-    }
+NO_WEIGHTS = "none"
+"""The option value that asks for random initialisation."""
 
 
-def family_defaults(family: str) -> dict[str, Any]:
-    """The paper's settings for a family of backbones, as changes to TrainSettings' defaults."""
+def family_recipe(family: str) -> Recipe:
+    """The paper's settings for a family of backbones (A.2, A.3)."""
     rates = {"regnet": 0.02, "mobilenet": 0.005, "efficientnet": 0.005}
     epochs = {"mobilenet": 90, "efficientnet": 30}
     light = family in ("mobilenet", "efficientnet")
@@ -56,10 +58,35 @@ def family_defaults(family: str) -> dict[str, Any]:
     }
 
 
-FRESH_GLANCE: dict[str, Any] = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
+# The paper's settings for clips (A.4). The paper uses TSM's backbone as it was released; 50 epochs at a rate of 0.01 for 64 clips
+# are TSM's own. Clips are not mirrored: that would change what a gesture means.
+SOMETHING_RECIPE: Recipe = {
+    "stages": ["backbone", "glance", "recognise", "aim"],
+    "batch_size": 64,
+    "backbone": {"epochs": 50, "lr": 0.01},
+    "glance": {"epochs": 10, "lr": 0.1},
+    "recognise": {
+        "epochs": 30,
+        "classifier_lr": 0.01,
+        "freeze_encoders": True,
+        "own_head_weight": 0.0,  # frozen heads cannot learn
+    },
+    "aim": {"epochs": 50},
+    "data": {"augment": {"flip": False}},
+}
+JESTER_CHANGES: Recipe = {"glance": {"lr": 0.01}, "recognise": {"epochs": 10}}
+# Clips get SOMETHING_RECIPE; these presets, which are for Jester, change it.
+PRESET_CHANGES: dict[str, Recipe] = {f"gf-tsm-resnet50-{px}-jester": JESTER_CHANGES for px in (80, 96, 128)}
 
-# A small network learns the built-in world from nothing in minutes; the paper's numbers are for ImageNet and pretrained networks.
-SIGNS_RECIPE: dict[str, Any] = {
+# Pretrained encoders are adapted to other classes. The paper's own were pretrained on the same classes.
+ADAPT_RECIPE: Recipe = {
+    "backbone": {"epochs": 10, "lr": 0.01},
+    "glance": {"epochs": 10, "lr": 0.01},
+}
+
+FRESH_GLANCE: Recipe = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
+
+SIGNS_RECIPE: Recipe = {
     "rounds": 2,
     "batch_size": 32,
     "backbone": {"epochs": 6, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
@@ -71,10 +98,9 @@ SIGNS_RECIPE: dict[str, Any] = {
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
 }
 
-
-# With one patch size aims must be exact: exploration and its steps narrow along the stage, the glances that the policy sees stay as
-# they are while the rest is fine-tuned, and the policy has the last word.
-ONE_SIZE_RECIPE: dict[str, Any] = {
+# With one patch size, aims must be exact: exploration and learning rate fall along the stage, finetune leaves the glance encoder
+# unchanged (the policy sees its feature maps), and the policy is trained once more at the end.
+ONE_SIZE_CHANGES: Recipe = {
     "stages": ["backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "rounds": 1,
     "backbone": {"epochs": 4},
@@ -85,15 +111,15 @@ ONE_SIZE_RECIPE: dict[str, Any] = {
     "data": {"scenes": [5000, 500, 1000]},
 }
 
+LARGE_SIDE_PX = 320
+"""Scenes with a shorter side of at least this have a recipe of their own, unless the user names the stages."""
 
-LARGE_SIDE_PX = 320  # of scenes that are large; with stages of one's own choosing they have the settings of small ones
 
+def large_signs_changes(side_px: int) -> Recipe:
+    """For scenes in which a sign covers a thousandth of the pixels.
 
-def large_scenes_recipe(side_px: int) -> dict[str, Any]:
-    """Where a sign is a thousandth of the pixels, labels alone teach a glance little, and reinforcement comes across signs late.
-
-    So the backbone, which learns to read in small scenes first, shows the glance encoder and the policy where things are; the
-    policy has the last word again.
+    There, labels alone teach a glance little, and reinforcement rarely finds a sign by chance. So the backbone, which first learns
+    to read signs in small scenes, shows the glance encoder and the policy where they are; the policy is trained last.
 
     side_px  the shorter side of the scenes
     """
@@ -111,9 +137,9 @@ def large_scenes_recipe(side_px: int) -> dict[str, Any]:
     }
 
 
-# The same for clips. At the glance nothing of the mark is left: its encoder learns whether a disc is amber, and so where to look.
-# In whole clips a network from nothing finds no motion to hold on to; in small ones it does, and then in whole ones too.
-GESTURES_RECIPE: dict[str, Any] = {
+# A glance is too small to show the mark of a gesture: its encoder learns whether a disc is amber, and so where to look. A network
+# with random weights does not learn motion from whole clips; it does from small ones, and then continues with whole ones.
+GESTURES_RECIPE: Recipe = {
     "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "batch_size": 16,
     "small": {"epochs": 15, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
@@ -126,17 +152,39 @@ GESTURES_RECIPE: dict[str, Any] = {
     "data": {"scenes": [2500, 300, 1000]},
 }
 
-NO_WEIGHTS = "none"
-"""What a user says for random initialisation."""
 
-WORLD_PRESETS = {"signs": "gf-mini-48", "gestures": "gf-tsm-mini-40"}
+@dataclass(frozen=True)
+class WorldRecipe:
+    """The recipe of one preset in one built-in world.
+
+    usual  changes to the paper's settings for the family
+    large  side of large scenes in px -> further changes for them; None: the same recipe for every size
+    """
+
+    usual: Recipe
+    large: Callable[[int], Recipe] | None = None
 
 
-# Pretrained encoders are adapted. The paper's own were pretrained on the same classes.
-FINETUNE_RECIPE: dict[str, Any] = {
-    "backbone": {"epochs": 10, "lr": 0.01},
-    "glance": {"epochs": 10, "lr": 0.01},
+def merged(recipe: Recipe, changes: Recipe) -> Recipe:
+    """A recipe with changes; the table of a stage keeps the values that are not changed."""
+    result = dict(recipe)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = merged(result[name], value) if both else value
+    return result
+
+
+WORLD_RECIPES: dict[str, dict[str, WorldRecipe]] = {
+    "signs": {
+        "gf-mini-48": WorldRecipe(merged(SIGNS_RECIPE, ONE_SIZE_CHANGES), large_signs_changes),
+        "gf-ms-mini-48": WorldRecipe(SIGNS_RECIPE),
+    },
+    "gestures": {"gf-tsm-mini-40": WorldRecipe(GESTURES_RECIPE)},
 }
+"""{world: {preset: recipe}}; the first preset of a world is the one that is trained there if the user names no network."""
+
+SMALL_PRESETS = {preset for recipes in WORLD_RECIPES.values() for preset in recipes}
+"""Presets that are not the paper's. Outside their world their settings are fitted to the data."""
 
 
 def train_settings(
@@ -152,133 +200,112 @@ def train_settings(
     effort: Effort = "usual",
     on_gpu: bool = False,
 ) -> TrainSettings:
-    """The settings of a run: the paper's for a preset, those of the built-in world, or what fits the data, see fitted.py.
+    """The settings of a run: a recipe, see the table at the top of this module, with the changes that the user named.
 
     network, data  changes to NetworkSettings and DataSettings
-    changes        top-level settings such as seed or batch_size; None values are passed over
-    assignments    name=value with dots, such as aim.epochs=8, which override everything else
-    effort         fewer or more epochs
+    changes        top-level settings such as seed or batch_size; None values are ignored
+    assignments    name=value with dots, such as aim.epochs=8; they override everything else
+    effort         scales the epochs
     """
-    data = {name: value for name, value in (data or {}).items() if value is not None}
-    network = {name: value for name, value in (network or {}).items() if value is not None}
-    changes = {name: value for name, value in (changes or {}).items() if value is not None}
+    data, network, changes = (_without_none(table or {}) for table in (data, network, changes))
     if source in WORLDS and preset is None and backbone is None:
-        preset = WORLD_PRESETS[source]
+        preset = next(iter(WORLD_RECIPES[source]))
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
-    settings = network_settings(preset, backbone=backbone, **network)
-    check_backbone(settings.backbone)  # before any data is read
-    frames = settings.frames
+    named = network_settings(preset, backbone=backbone, **network)
+    check_backbone(named.backbone)  # before any data is read
     if changes.get("weights") == NO_WEIGHTS:
         changes["weights"] = None
     elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
-        changes["weights"] = "pretrained" if has_pretrained_weights(settings.backbone) else None
-    weights = changes.get("weights")
+        changes["weights"] = "pretrained" if has_pretrained_weights(named.backbone) else None
+    pretrained = changes.get("weights") is not None
+
+    fitting = None
+    if _is_fitted(source, preset):
+        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), named.frames)
+        fitting = Fitting(looked_at, pretrained or "start" in changes, on_gpu, effort)
+        if preset is None:
+            network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
-        plain = _world_recipe(source, preset, backbone, network, data, frames, stages)
+        network["view"] = {"fit": "whole", **network.get("view", {})}
+    classes = len(classes_of(source, named.frames) if fitting is None else fitting.survey.classes)
+    chosen = network_settings(preset, backbone=backbone, classes=classes, **network)
+    if source in WORLDS:
+        _draw_at_the_size_of_the_view(source, chosen, data)
+
+    recipe = family_recipe(family_of(chosen.backbone)[0])
+    if chosen.frames > 1:
+        recipe = merged(recipe, merged(SOMETHING_RECIPE, PRESET_CHANGES.get(preset or "", {})))
+    if fitting is not None:
+        recipe = merged(recipe, fitted_recipe(fitting))
     else:
-        plain = _data_recipe(source, preset, backbone, network, data, frames)
-    # For clips TSM's epochs and rates start from ImageNet's weights anyway.
-    if preset is not None and weights is not None and frames == 1:
-        plain = _merged(plain, copy.deepcopy(FINETUNE_RECIPE))
-    if preset is None and source not in WORLDS:
-        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), frames)
-        pretrained = weights is not None or "start" in changes
-        plain = _merged(plain, fitted_recipe(Fitting(looked_at, pretrained, on_gpu, effort)))
-    elif effort != "usual":
-        plain = _with_effort(plain, effort)
-    plain = _merged(plain, {**changes, "effort": effort})
-    plain = _merged(plain, {"data": {"source": source, **data}})
+        recipe = merged(recipe, _world_recipe(source, preset, chosen, own_stages=stages is not None))
+        # The epochs and rates for clips assume pretrained weights already.
+        if preset is not None and pretrained and chosen.frames == 1:
+            recipe = merged(recipe, ADAPT_RECIPE)
+        recipe = _with_effort(recipe, effort)
+
+    plain = copy.deepcopy(merged(recipe, {**changes, "effort": effort, "network": to_plain(chosen)}))
+    plain = merged(plain, {"data": {"source": source, **data}})
     if stages is not None:
         plain["stages"] = _stage_names(stages)
     for assignment in assignments or []:
         assign(plain, assignment)
-    settings_of_run: TrainSettings = from_plain(TrainSettings, plain)
-    _refuse_unused(settings_of_run, assignments or [], changes)
-    return settings_of_run
+    settings: TrainSettings = from_plain(TrainSettings, plain)
+    _refuse_unused(settings, assignments or [], changes)
+    return settings
+
+
+def _is_fitted(source: str, preset: str | None) -> bool:
+    """Whether no recipe belongs to this network and this kind of data, so that one is fitted to the data."""
+    if preset is None:
+        return source not in WORLDS
+    return preset in SMALL_PRESETS and preset not in WORLD_RECIPES.get(source, {})
+
+
+def _world_recipe(source: str, preset: str | None, network: NetworkSettings, *, own_stages: bool) -> Recipe:
+    """The recipe of a preset in its built-in world; empty for any other network or data."""
+    found = WORLD_RECIPES.get(source, {}).get(preset or "")
+    if found is None:
+        return {}
+    shorter_px = min(network.view.height_px, network.view.width_px)
+    if found.large is None or shorter_px < LARGE_SIDE_PX or own_stages:
+        return found.usual
+    return merged(found.usual, found.large(shorter_px))
+
+
+def _draw_at_the_size_of_the_view(source: str, network: NetworkSettings, data: dict[str, Any]) -> None:
+    """Scenes of a built-in world are drawn at the size that the network looks at, so none is resized."""
+    data.setdefault("workers", 0)
+    drawn = {"height": network.view.height_px, "width": network.view.width_px, **data.get(source, {})}
+    data[source] = drawn if source == "signs" else {"frames": max(3, network.frames), **drawn}
 
 
 def _refuse_unused(settings: TrainSettings, assignments: list[str], changes: dict[str, Any]) -> None:
-    """Refuse what the user set for a stage that does not run: it would change nothing."""
-    used = {*settings.stages, *(["aim"] if "joint" in settings.stages else [])}  # it aims as stage II does
-    used |= {"backbone"} if settings.rivals == "tuned" else set()  # these are tuned as the backbone was
+    """Refuse a setting of a stage that does not run: it would have no effect."""
+    used = {*settings.stages, *(["aim"] if "joint" in settings.stages else [])}  # joint uses the settings of aim, too
+    used |= {"backbone"} if settings.rivals == "tuned" else set()  # rivals are tuned with the settings of the backbone
     running = ", ".join(settings.plan())
-    for assignment in assignments:
-        name = assignment.partition("=")[0].strip()
+    names = [assignment.partition("=")[0].strip() for assignment in assignments]
+    for name in names:
         stage = name.split(".")[0]
         if stage in STAGES and stage not in used:
             raise BadSetting(
                 f"{name} is a setting of the stage {stage}, which does not run: the stages are {running}. "
                 "Leave the setting out, or name the stage with --stages."
             )
-    asked = {*changes, *(assignment.partition("=")[0].strip() for assignment in assignments)}
-    if "rounds" in asked and settings.rounds > 1 and not {"aim", "finetune"} & set(settings.stages):
+    if "rounds" in {*changes, *names} and settings.rounds > 1 and not {"aim", "finetune"} & set(settings.stages):
         raise BadSetting(
             f"--rounds repeats the stages aim (2) and finetune (3), but the stages are {running}. Leave it out."
         )
 
 
-def _data_recipe(
-    source: str,
-    preset: str | None,
-    backbone: str | None,
-    network: dict[str, Any],
-    data: dict[str, Any],
-    frames: int,
-) -> dict[str, Any]:
-    """Network and the paper's numbers for its family, for data of one's own."""
-    if preset is None:
-        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), frames)
-        network = {**network, **fitted_sizes(looked_at, network)}
-        classes = len(looked_at.classes)
-    else:
-        classes = len(classes_of(source, frames))
-    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=classes, **network))
-    return {**_preset_recipe(plain_network["backbone"], preset, frames), "network": plain_network}
-
-
-def _world_recipe(
-    source: str,
-    preset: str | None,
-    backbone: str | None,
-    network: dict[str, Any],
-    data: dict[str, Any],
-    frames: int,
-    stages: list[str] | None,
-) -> dict[str, Any]:
-    """Network and recipe for a built-in world, which is drawn at the size that the network looks at."""
-    network["view"] = {"fit": "whole", **network.get("view", {})}
-    data.setdefault("workers", 0)
-    classes = len(classes_of(source, frames))
-    plain_network = to_plain(network_settings(preset, backbone=backbone, classes=classes, **network))
-    view = plain_network["view"]
-    drawn = {"height": view["height_px"], "width": view["width_px"], **data.get(source, {})}
-    data[source] = drawn if source == "signs" else {"frames": max(3, frames), **drawn}
-    plain = {**_preset_recipe(plain_network["backbone"], preset, frames), "network": plain_network}
-    shorter_px = min(view["height_px"], view["width_px"])
-    if (preset, source) == ("gf-mini-48", "signs") and shorter_px >= LARGE_SIDE_PX and stages is None:
-        plain = _merged(plain, large_scenes_recipe(shorter_px))
-    return plain
-
-
-def _preset_recipe(backbone: str, preset: str | None, frames: int) -> dict[str, Any]:
-    """The paper's numbers for a family, and ours for the presets that are not the paper's."""
-    plain = family_defaults(family_of(backbone)[0])
-    if frames > 1:
-        plain = _merged(plain, clip_defaults(jester=preset is not None and preset.endswith("jester")))
-    if preset in ("gf-mini-48", "gf-ms-mini-48"):
-        plain = _merged(plain, copy.deepcopy(SIGNS_RECIPE))
-    if preset == "gf-mini-48":
-        plain = _merged(plain, copy.deepcopy(ONE_SIZE_RECIPE))
-    if preset == "gf-tsm-mini-40":
-        plain = _merged(plain, copy.deepcopy(GESTURES_RECIPE))
-    return plain
-
-
-def _with_effort(plain: dict[str, Any], effort: Effort) -> dict[str, Any]:
+def _with_effort(recipe: Recipe, effort: Effort) -> Recipe:
     """A recipe with fewer or more epochs."""
-    epochs = {name: plain.get(name, {}).get("epochs") or _default_epochs(name) for name in STAGES}
-    return _merged(plain, {name: {"epochs": max(1, round(n * EFFORTS[effort]))} for name, n in epochs.items()})
+    if effort == "usual":
+        return recipe
+    epochs = {name: recipe.get(name, {}).get("epochs") or _default_epochs(name) for name in STAGES}
+    return merged(recipe, {name: {"epochs": max(1, round(n * EFFORTS[effort]))} for name, n in epochs.items()})
 
 
 def _default_epochs(stage: str) -> int:
@@ -296,16 +323,12 @@ def _stage_names(words: list[str]) -> list[str]:
     return names
 
 
-def _merged(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(plain)
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if both else value
-    return merged
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None}
 
 
 def assign(plain: dict[str, Any], assignment: str) -> None:
-    """Put the value of name=value, in which dots lead into tables of the table, into it."""
+    """Set the value of name=value in a table; dots in the name lead into inner tables."""
     name, equals, text = assignment.partition("=")
     if not equals or not name:
         raise BadSetting(f"a setting is given as name=value, such as aim.epochs=8, but got {assignment!r}.")

@@ -1,7 +1,7 @@
-"""A run: a folder with its settings, in which the stages go one after another and from which a killed run goes on.
+"""A run: the stages one after another, then the bundle with thresholds for every budget and the report, all in one folder.
 
-Nothing random is carried from step to step: order, augmentation, aims and exploration of a step follow from the seed and the step's
-number. So a checkpoint needs no state of generators, and a resumed run repeats what a run never killed would have done.
+No random state is carried from step to step: order, augmentation, aims and exploration of a step follow from the seed and the
+step's number. So a checkpoint needs no random state, and a resumed run repeats what an uninterrupted run would have done.
 """
 
 import contextlib
@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from glancefocus.bench.latency import measure_rival_times
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.files import read_split
 from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadCheckpoint, BadRun, BadSetting, GlancefocusError
 from glancefocus.evaluation.assess import BEST_ACCURACY, assess, look_table
-from glancefocus.evaluation.choosing import looks_folder
-from glancefocus.evaluation.full_report import Training, read_training_curves, write_report_page
+from glancefocus.evaluation.every_look import noted_aims
 from glancefocus.evaluation.judge import Weights, judge
-from glancefocus.evaluation.records import record_looks
+from glancefocus.evaluation.records import looks_folder, record_looks
+from glancefocus.evaluation.report import Training, read_training_curves, write_report
 from glancefocus.evaluation.rivals import (
     image_size,
     patch_side,
@@ -34,6 +35,7 @@ from glancefocus.evaluation.rivals import (
     sizes_with_costs,
     tuned_files,
 )
+from glancefocus.evaluation.verdict import noted_verdict
 from glancefocus.exits.budget import solve_curve, solve_within
 from glancefocus.exits.curve import frozen
 from glancefocus.interrupts import handled
@@ -43,13 +45,8 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly, open_safely
 from glancefocus.progress import Progress
 from glancefocus.settings import to_plain
-from glancefocus.training.checkpoint import (
-    keep_data,
-    load_checkpoint,
-    save_weights,
-    write_run_file,
-)
-from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
+from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
+from glancefocus.training.journal import Journal, read_metrics
 from glancefocus.training.loop import TrainingLoop, build_stage
 from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, plan_words, stored_plan
 from glancefocus.training.run_folder import (
@@ -59,6 +56,7 @@ from glancefocus.training.run_folder import (
     PLAN_FILE,
     REPORT_FOLDER,
     SETTINGS_FILE,
+    Asked,
     alike,
     differences,
     locked,
@@ -66,28 +64,29 @@ from glancefocus.training.run_folder import (
     settings_of,
 )
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.stage import Workshop
+from glancefocus.training.stage import TrainingContext
+from glancefocus.training.trackers import Trackers, chosen_trackers
 
 
 def train(
     settings: TrainSettings,
     folder: Path,
     *,
-    asked: dict[str, Any] | None = None,
+    asked: Asked | None = None,
     quiet: bool = False,
     planned: bool = False,
     reported: bool = False,
     track: Sequence[str] | None = None,
 ) -> Bundle:
-    """Go through all stages, or through what is left of them; returns the bundle that was written at the end.
+    """Run all stages, or the remaining ones of a run that was stopped; returns the bundle that is written at the end.
 
-    asked     what the run was asked for with, see asked_for: it is kept in the folder
-    planned   first work out time and memory, say them, and compute batches in parts where they would not fit
-    reported  at the end write a page for people into the run's folder
-    track     the trackers to send figures to, see chosen_trackers
-    Raises Interrupted on Ctrl-C and SIGTERM; what was learnt so far is then in the folder.
+    asked     the options that the run was started with, see asked_for; they are kept in the folder
+    planned   first measure time and memory, print them, and compute batches in parts if they would not fit
+    reported  write a report page into the run's folder at the end
+    track     the trackers to use, see chosen_trackers
+    Raises Interrupted on Ctrl-C and SIGTERM, after a checkpoint was written.
     """
-    # accelerate must be told that there is no GPU: several processes would each train alone, knowing nothing of the others.
+    # Without cpu=True accelerate starts no process group on a machine without a GPU: each process would train on its own.
     on_cpu = not torch.accelerator.is_available()
     if settings.precision == "fp16" and on_cpu:
         raise BadSetting("fp16 needs a GPU, and there is none. Use --precision bf16, or leave it out.")
@@ -113,28 +112,28 @@ def _train(
     planned: bool,
     reported: bool,
 ) -> Bundle:
-    net = _new_network(settings)  # first, so that a missing file of weights is told at once
-    data = _open_data(settings, journal.tell)
+    net = _new_network(settings)  # first, so that a missing file of weights is reported at once
+    data = _open_data(settings, journal.show_progress)
     if accelerator.is_main_process:
         keep_data(folder, data.record, begun=(folder / CHECKPOINT_FILE).exists())
     for remark in data.remarks:
-        journal.say(remark)
+        journal.print(remark)
     if data.bad_files:
-        journal.say(f"{len(data.bad_files)} files cannot be read and are skipped:")
+        journal.print(f"{len(data.bad_files)} files cannot be read and are skipped:")
         for problem in data.bad_files:
-            journal.say(f"  {problem}")
+            journal.print(f"  {problem}")
     if data.odd_files:
-        journal.say(f"{len(data.odd_files)} files are odd but used. The first: {data.odd_files[0]}")
+        journal.print(f"{len(data.odd_files)} files are unusual but are used. The first: {data.odd_files[0]}")
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
-    workshop = Workshop(net, data, settings, accelerator, journal.tell)
-    plan = _planned(workshop, folder, journal) if planned else None
-    TrainingLoop(workshop, folder, journal, expected=plan).run()
+    context = TrainingContext(net, data, settings, accelerator, journal.show_progress)
+    plan = _planned(context, folder, journal) if planned else None
+    TrainingLoop(context, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
-        tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
+        tune_rivals(settings, data, accelerator, folder, functools.partial(_run_stages, quiet=quiet))
     if accelerator.is_main_process:
-        bundle = finish_bundle(net, data, settings, folder, journal.tell)
+        bundle = finish_bundle(net, data, settings, folder, journal.show_progress)
         bundle.save(folder / BUNDLE_FOLDER)
         if reported:
             write_run_report(bundle, data, settings, folder)
@@ -142,20 +141,20 @@ def _train(
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
 
 
-def _planned(workshop: Workshop, folder: Path, journal: Journal) -> Plan:
-    """What the run will take: said before it starts; a run that goes on keeps the plan that it started with."""
-    settings, accelerator = workshop.settings, workshop.accelerator
+def _planned(context: TrainingContext, folder: Path, journal: Journal) -> Plan:
+    """Measure and print the plan of a new run; a resumed run keeps the plan that it was started with."""
+    settings, accelerator = context.settings, context.accelerator
     plan = stored_plan(folder / PLAN_FILE, settings)
     if plan is None:
-        parts, peak_bytes = parts_that_fit(settings, workshop.data, accelerator.device)
-        workshop.settings = replace(settings, accumulation=parts)
-        journal.say("measuring a few batches of each stage ...")
-        plan = measure_plan(workshop, build_stage, parts, peak_bytes)
+        parts, peak_bytes = parts_that_fit(settings, context.data, accelerator.device)
+        context.settings = replace(settings, accumulation=parts)
+        journal.print("measuring a few batches of each stage ...")
+        plan = measure_plan(context, build_stage, parts, peak_bytes)
         if accelerator.is_main_process:
             text = json.dumps(to_plain(plan), indent=1)
             write_run_file(folder / PLAN_FILE, lambda stream: stream.write(text.encode()))
-        journal.say(plan_words(plan, settings, workshop.data, folder, accelerator.device))
-    workshop.settings = replace(settings, accumulation=plan.parts)
+        journal.print(plan_words(plan, settings, context.data, folder, accelerator.device))
+    context.settings = replace(settings, accumulation=plan.parts)
     journal.expect(plan.total_s)
     return plan
 
@@ -166,18 +165,18 @@ def tune_rivals_of(folder: Path, *, quiet: bool = False) -> None:
     with handled(), locked(folder):
         accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=settings.precision)
         data = _open_data(settings)
-        keep_data(folder, data.record, begun=True)  # rivals learn from the images that the run learnt from
-        tune_rivals(settings, data, accelerator, folder, functools.partial(_go_through, quiet=quiet))
+        keep_data(folder, data.record, begun=True)  # rivals are trained on the same images as the run
+        tune_rivals(settings, data, accelerator, folder, functools.partial(_run_stages, quiet=quiet))
 
 
-def _go_through(workshop: Workshop, folder: Path, plan: list[str], *, quiet: bool) -> None:
-    """These stages, with a checkpoint and a journal in this folder; what was stopped there goes on."""
-    with contextlib.closing(Journal(folder, writes=workshop.accelerator.is_main_process, quiet=quiet)) as journal:
-        TrainingLoop(replace(workshop, tell=journal.tell), folder, journal, plan).run()
+def _run_stages(context: TrainingContext, folder: Path, plan: list[str], *, quiet: bool) -> None:
+    """Run these stages with a checkpoint and a journal in this folder, from its checkpoint on if there is one."""
+    with contextlib.closing(Journal(folder, writes=context.accelerator.is_main_process, quiet=quiet)) as journal:
+        TrainingLoop(replace(context, on_progress=journal.show_progress), folder, journal, plan).run()
 
 
 def _open_data(settings: TrainSettings, progress: Progress | None = None) -> Data:
-    """The data of a run, with the record of its split; what trained the bundle that it starts from is not held out from it."""
+    """The data of a run, with the record of its split. Images that trained the bundle that it starts from are not held out."""
     before = None if settings.start is None else read_split(Path(settings.start))
     frames = settings.network.frames
     return open_data(settings.data, settings.network.view, progress, frames=frames, recorded=True, before=before)
@@ -187,10 +186,13 @@ def _new_network(settings: TrainSettings) -> GlanceFocus:
     if settings.start is not None:
         net = Bundle.load(settings.start).net
         if net.settings.classifier == "recurrent" and min(net.settings.looks, settings.network.looks) > 1:
-            net.settings = replace(net.settings, looks=settings.network.looks)  # it answers alike at every look
+            # A recurrent classifier is the same at every look, so the number of looks may change.
+            net.settings = replace(net.settings, looks=settings.network.looks)
         different = list(differences(to_plain(net.settings), to_plain(settings.network)))
         if different:
-            raise BadRun(f"the bundle {settings.start} is another network: {'; '.join(different[:6])}.")
+            raise BadRun(
+                f"the bundle {settings.start} has another network: {'; '.join(different[:6])}. Use the same network settings."
+            )
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -201,15 +203,16 @@ def _new_network(settings: TrainSettings) -> GlanceFocus:
 
 
 def threads_per_process(processes: int) -> int:
-    """Cores divided among processes, at least one each."""
+    """Number of cores per process, at least one."""
     return max(1, (os.cpu_count() or 1) // processes)
 
 
-GoThrough = Callable[[Workshop, Path, list[str]], None]
+RunStages = Callable[[TrainingContext, Path, list[str]], None]
+"""Runs stages, with their checkpoint in a folder."""
 
 
 def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
-    """The run's plain backbone, as the focus encoder of a network that is otherwise fresh; None where none was trained."""
+    """The run's plain backbone, as the focus encoder of a network with otherwise random weights; None if none was trained."""
     file = folder / BACKBONE_FILE
     if not file.exists():
         return None
@@ -223,12 +226,12 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
 
 
 def tune_rivals(
-    settings: TrainSettings, data: Data, accelerator: Accelerator, folder: Path, go_through: GoThrough
+    settings: TrainSettings, data: Data, accelerator: Accelerator, folder: Path, run_stages: RunStages
 ) -> None:
-    """Tune the run's backbone at two smaller sizes, where that is not done yet, with the settings of the stage backbone.
+    """Fine-tune the run's backbone at two smaller sizes, unless that is done already, with the settings of the stage backbone.
 
-    Each starts from the run's backbone and is kept in its folder as rival-160.safetensors; one that was stopped goes on in
-    rival-160/.
+    Each starts from the run's backbone and is kept in its folder as, for example, rival-160.safetensors. Its checkpoint is in
+    rival-160/ until it is done.
     """
     net = load_backbone(settings, folder)
     if net is None:
@@ -245,18 +248,18 @@ def tune_rivals(
         if accelerator.is_main_process:
             (folder / name).mkdir(exist_ok=True)
         accelerator.wait_for_everyone()
-        go_through(Workshop(net, data, settings, accelerator), folder / name, [name])
+        run_stages(TrainingContext(net, data, settings, accelerator), folder / name, [name])
         if accelerator.is_main_process:
             save_weights(folder / f"{name}.safetensors", net.focus_encoder.backbone)
             shutil.rmtree(folder / name)
 
 
 def finish_bundle(
-    net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path, tell: Progress | None = None
+    net: GlanceFocus, data: Data, settings: TrainSettings, folder: Path, on_progress: Progress | None = None
 ) -> Bundle:
-    """A bundle with thresholds for every budget, chosen on the validation data; what they were chosen from is kept beside it.
+    """A bundle with thresholds for every budget, chosen on the validation data; its look record is kept beside it.
 
-    tell  is called with (what, done, total) while rivals answer
+    on_progress  is called with (what, done, total) while rivals are evaluated
     """
     splits = {"train": data.train, "val": data.val, "test": data.test}
     notes: dict[str, Any] = {
@@ -290,18 +293,27 @@ def finish_bundle(
     if settings.rivals != "none":
         weights = Weights(folder / BACKBONE_FILE, tuned_files(folder))
         looks, workers = looks_folder(folder / BUNDLE_FOLDER), settings.data.workers
-        verdict = judge(bundle, record, data.val, weights, looks, workers=workers, progress=tell)
+        verdict = judge(
+            bundle,
+            record,
+            data.val,
+            weights,
+            looks,
+            workers=workers,
+            progress=on_progress,
+            measure_times=measure_rival_times,
+        )
         bundle.notes["verdict"] = verdict.to_plain()
     return bundle
 
 
 def last_aims(folder: Path) -> dict[str, Any] | None:
-    """The last comparison of learnt aims with others in a run's journal, see evaluation/aims.py; None where there is none."""
-    return next((row["aims"] for row in reversed(read_metrics(folder)) if "aims" in row), None)
+    """The last comparison of learnt aims with others in a run's journal, see AimsCheck; None if there is none."""
+    return next((row.aims for row in reversed(read_metrics(folder)) if row.aims is not None), None)
 
 
 def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
-    """The bundle of a run with exactly these settings that is done; None where something is left to do."""
+    """The bundle of a finished run with exactly these settings; None if something is left to do."""
     there = (folder / BUNDLE_FOLDER).is_dir() and (folder / SETTINGS_FILE).exists()
     if not there or not alike(settings_of(folder), settings):
         return None
@@ -311,7 +323,7 @@ def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
     try:
         bundle = Bundle.load(folder / BUNDLE_FOLDER)
     except GlancefocusError:
-        return None  # it is written again
+        return None  # it will be written again
     weights = bundle.net.state_dict()
     # Stages may have been added after it was written.
     same = weights.keys() == checkpoint.net.keys() and all(
@@ -321,15 +333,15 @@ def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
 
 
 def write_run_report(bundle: Bundle, data: Data, settings: TrainSettings, folder: Path) -> Path:
-    """Write the page into the run's folder; returns its file."""
+    """Write the report page into the run's folder; returns its file."""
     source = settings.data.source
     record = record_looks(
         bundle, data.val, looks_folder(folder / BUNDLE_FOLDER), source=source, name="val", workers=settings.data.workers
     )
     findings = replace(
-        assess(bundle, record, chose=True), aims=bundle.notes.get("aims"), verdict=bundle.notes.get("verdict")
+        assess(bundle, record, chose=True), aims=noted_aims(bundle.notes), verdict=noted_verdict(bundle.notes)
     )
-    write_report_page(
+    write_report(
         folder / REPORT_FOLDER,
         findings,
         bundle,

@@ -1,4 +1,7 @@
-"""The folder of a run: what its files are called, who trains in it, and whether the run in it is the one that is asked for."""
+"""The folder of a run: its files, the lock of the process that trains in it, its settings, and which folder a new command uses.
+
+The same options continue the run that was started with them; other options get a folder of their own.
+"""
 
 import errno
 import json
@@ -8,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from glancefocus.data.sources import classes_of
 from glancefocus.data.worlds.names import WORLDS
@@ -17,39 +20,38 @@ from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import farewell
 from glancefocus.settings import from_plain, to_plain
-from glancefocus.training.checkpoint import (
-    class_differences,
-    classes_of_run,
-    write_run_file,
-)
+from glancefocus.training.checkpoint import class_differences, classes_of_run, write_run_file
 from glancefocus.training.settings import STAGES, TrainSettings
 from glancefocus.values import Fields, read_json, shown
 
+Asked: TypeAlias = dict[str, Any]
+"""The options that a run was started with, as JSON values, see asked_for."""
+
 REPORT_FOLDER = "report"
 SETTINGS_FILE, CHECKPOINT_FILE, BUNDLE_FOLDER = "settings.json", "last.ckpt", "bundle"
-BACKBONE_FILE, BEST_FILE, PLAN_FILE = "backbone.safetensors", "best.safetensors", "plan.json"
+BACKBONE_FILE, PLAN_FILE = "backbone.safetensors", "plan.json"
 LOCK_FILE, ASKED_FILE = ".lock", "asked.json"
 _MOST_TABLE_BYTES = 16 << 20
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """This process alone trains in the folder while the block runs; the folder is made where there is none."""
+    """Create the folder if there is none, and lock it: no other process trains in it while the block runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strangers = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     except OSError as error:
-        raise BadRun(f"{folder} cannot be made ({error.strerror}). Choose another folder.") from None
-    if strangers - {ASKED_FILE} and SETTINGS_FILE not in strangers:
+        raise BadRun(f"{folder} cannot be created ({error.strerror}). Choose another folder.") from None
+    if names - {ASKED_FILE} and SETTINGS_FILE not in names:
         raise BadRun(f"{folder} is not empty and holds no run. Choose another folder.")
     with ExitStack() as stack:
         try:
             stack.enter_context(lock(folder / LOCK_FILE, wait=False))
         except Locked as error:
-            who = "another process" if error.holder is None else f"process {error.holder}"
+            holder = "another process" if error.holder is None else f"process {error.holder}"
             raise BadRun(
-                f"{who} is training in {folder}. Wait until it ends, stop it, or choose another folder with -o."
+                f"{holder} is training in {folder}. Wait until it ends, stop it, or choose another folder with -o."
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -60,32 +62,32 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def run_farewell(folder: Path) -> AbstractContextManager[None]:
-    """How to go on with a run that is stopped in this block."""
+    """If the block is interrupted, print how to continue the run."""
 
     def words(at_once: bool) -> str:
         if not (folder / CHECKPOINT_FILE).exists():
             return "stopped before anything was learnt, so nothing is lost. The same command starts again."
         saved = "the last checkpoint is" if at_once else "everything learnt so far is saved"
-        return f"stopped; {saved} in {folder}. Run the same command again to go on."
+        return f"stopped; {saved} in {folder}. Run the same command again to continue."
 
     return farewell(words)
 
 
-def prepare_folder(folder: Path, settings: TrainSettings, asked: dict[str, Any] | None = None) -> None:
-    """Note the settings of a new run in its folder, or check that the run in it has the same ones.
+def prepare_folder(folder: Path, settings: TrainSettings, asked: Asked | None = None) -> None:
+    """Write the settings of a new run into its folder, or check that the run in it has the same ones.
 
-    asked  what the run was asked for with, see asked_for; it is kept beside the settings
+    asked  the options of the command, see asked_for; they are kept beside the settings
     """
-    for name in (SETTINGS_FILE, ASKED_FILE, CHECKPOINT_FILE, BACKBONE_FILE, BEST_FILE, PLAN_FILE, BUNDLE_FOLDER):
+    for name in (SETTINGS_FILE, ASKED_FILE, CHECKPOINT_FILE, BACKBONE_FILE, PLAN_FILE, BUNDLE_FOLDER):
         remove_unfinished(folder, name)
     wanted = json.loads(json.dumps(to_plain(settings)))
     found = None
     if (folder / SETTINGS_FILE).exists():
-        # Of a run from before a setting existed, that setting has its default.
+        # A setting that did not exist when the run was started has its default.
         found = json.loads(json.dumps(to_plain(settings_of(folder))))
-        if (folder / CHECKPOINT_FILE).exists():  # nothing learnt yet: any settings will do
+        if (folder / CHECKPOINT_FILE).exists():  # before the first checkpoint, settings may change
             _check_same(folder, settings, found, wanted)
-    # First, so that several processes that choose a folder at the same time choose this one.
+    # Before the settings, so that several processes that choose a folder at the same time choose this one.
     if asked is not None and (found != wanted or not (folder / ASKED_FILE).exists()):
         _write_table(folder / ASKED_FILE, asked)
     if found != wanted:
@@ -93,9 +95,9 @@ def prepare_folder(folder: Path, settings: TrainSettings, asked: dict[str, Any] 
 
 
 def _check_same(folder: Path, settings: TrainSettings, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse other settings than those of the run; stages may be added, and the checkpoint knows which ones are done."""
-    # How a stage goes that the run did not have so far is not decided yet.
-    used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # it aims as stage II does
+    """Refuse other settings than those of the run. Stages may be added; the checkpoint knows which ones are done."""
+    # Settings of stages that the run did not have so far are still free.
+    used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # joint uses the settings of aim, too
     free = {"stages", "rounds", "rivals", "checkpoint_minutes", *STAGES} - used
     kept, asked = ({k: v for k, v in _comparable(t).items() if k not in free} for t in (found, wanted))
     different = list(differences(kept, asked))
@@ -109,12 +111,12 @@ def _check_same(folder: Path, settings: TrainSettings, found: dict[str, Any], wa
 
 
 def alike(one: TrainSettings, other: TrainSettings) -> bool:
-    """Two runs with these settings learn the same."""
+    """Whether two runs with these settings give the same result."""
     return _comparable(to_plain(one)) == _comparable(to_plain(other))
 
 
 def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
-    """Settings without what changes nothing, and with one way to write where the data is."""
+    """Settings without those that have no effect on the result, and with the real path of the data."""
     data = {name: value for name, value in plain["data"].items() if name != "workers"}
     source = data["source"]
     return {**plain, "data": {**data, "source": source if source in WORLDS else os.path.realpath(source)}}
@@ -132,7 +134,7 @@ def settings_of(folder: Path) -> TrainSettings:
 
 
 def read_table(file: Path) -> dict[str, Any]:
-    """A table of a run out of its JSON file."""
+    """A table from a JSON file of a run."""
     try:
         table = Fields(read_json(file, _MOST_TABLE_BYTES)).plain
     except OSError as error:
@@ -147,7 +149,7 @@ def _write_table(file: Path, table: dict[str, Any]) -> None:
 
 
 def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """`name: was X, now Y` for everything that differs between two tables."""
+    """`name was X, now Y` for everything that differs between two tables."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in sorted({*found, *wanted}):
             yield from differences(found.get(key), wanted.get(key), f"{name}.{key}" if name else str(key))
@@ -155,23 +157,15 @@ def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
         yield f"{name} was {found}, now {wanted}"
 
 
-_SAME_RUN = (
-    "output",
-    "resume",
-    "processes",
-    "workers",
-    "track",
-    "rivals",
-    "json",
-)  # options that change nothing in what is learnt
+_NO_EFFECT = ("output", "resume", "processes", "workers", "track", "rivals", "json")  # on what is learnt
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a run goes.
+    """The folder of a run.
 
-    settings  of the run that goes on there; None: nothing has been learnt there yet, they are still to be made
-    sentence  for the user; None where there is nothing special about it
+    settings  of the run that continues there; None: it has no checkpoint yet, so its settings are still to be made
+    sentence  to print for the user; None: nothing
     """
 
     folder: Path
@@ -179,14 +173,14 @@ class Choice:
     sentence: str | None = None
 
 
-def asked_for(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what is learnt, out of the options of `gf train`, in a form that can be kept as JSON and compared.
+def asked_for(options: Mapping[str, Any]) -> Asked:
+    """The options of `gf train` that have an effect on what is learnt, as JSON values that can be kept and compared.
 
-    Runs are compared by this and not by their settings: these may depend on the machine.
+    Runs are compared by their options and not by their settings, because settings may depend on the machine.
     """
     not_given = {"quick": False, "thorough": False}
     asked = {
-        name: value for name, value in options.items() if value is not not_given.get(name) and name not in _SAME_RUN
+        name: value for name, value in options.items() if value is not not_given.get(name) and name not in _NO_EFFECT
     }
     asked["data"] = _place(options["data"])
     if options.get("stages"):
@@ -196,23 +190,25 @@ def asked_for(options: Mapping[str, Any]) -> dict[str, Any]:
             name.strip(): value for name, _, value in (text.partition("=") for text in options["setting"])
         }
     _check_names(*(value for value in asked.values() if isinstance(value, str)), options.get("output"))
-    plain: dict[str, Any] = json.loads(json.dumps(asked))
+    plain: Asked = json.loads(json.dumps(asked))
     return plain
 
 
 def _check_names(*paths: Any) -> None:
-    """Refuse paths that the files of a run could not name, before anything is learnt."""
+    """Refuse paths that cannot be written to the files of a run, before training starts."""
     for path in map(str, filter(None, paths)):
         if not is_writable_text(path):
-            raise BadRun(f"the name {shown(path)} is not UTF-8, so a run cannot keep it. Rename the folder or file.")
+            raise BadRun(
+                f"the name {shown(path)} is not UTF-8, so it cannot be stored with a run. Rename the folder or file."
+            )
 
 
-def choose_run(asked: dict[str, Any], data: str, output: Path | None, *, resume: bool = False) -> Choice:
-    """The folder of the run that was asked for.
+def choose_run(asked: Asked, data: str, output: Path | None, *, resume: bool = False) -> Choice:
+    """The folder for a command with these options.
 
     data    as the user named it
-    output  the folder that the user named; None: runs/NAME, or runs/NAME-2, ... where the runs there were asked for otherwise
-    resume  go on with the run in `output`, or else with the latest one of this data, whatever it was asked for with
+    output  the folder that the user named; None: runs/NAME, or runs/NAME-2, ... if that holds a run with other options
+    resume  continue the run in `output`, or else the latest run of this data, with the options that it was started with
     """
     first = Path("runs") / (Path(data).stem or "run")
     known = [output] if output is not None else _numbered(first)
@@ -221,7 +217,7 @@ def choose_run(asked: dict[str, Any], data: str, output: Path | None, *, resume:
     for folder in known:
         if _asked(folder) == asked:
             settings = _begun_settings(folder, data)
-            known_run = f"the run in {folder} was started with the same options: this is that run."
+            known_run = f"the run in {folder} was started with the same options, so it is continued."
             return Choice(folder, settings, None if settings is None or output is not None else known_run)
     if output is not None:
         return Choice(output)
@@ -230,28 +226,28 @@ def choose_run(asked: dict[str, Any], data: str, output: Path | None, *, resume:
         return Choice(folder)
     return Choice(
         folder,
-        sentence=f"{first} holds another run, so this one goes to {folder}. --resume goes on with the latest run.",
+        sentence=f"{first} holds another run, so this one goes to {folder}. --resume continues the latest run.",
     )
 
 
-def _resumed(asked: dict[str, Any], data: str, known: list[Path], place: Path) -> Choice:
+def _resumed(asked: Asked, data: str, known: list[Path], place: Path) -> Choice:
     runs = [folder for folder in known if (folder / CHECKPOINT_FILE).exists() and _data_of(folder) == _place(data)]
     if not runs:
-        raise BadRun(f"there is no run of {data} in {place} to go on with. Leave out --resume to start one.")
+        raise BadRun(f"there is no run of {data} in {place} to continue. Leave out --resume to start one.")
     folder = max(runs, key=lambda run: (run / CHECKPOINT_FILE).stat().st_mtime)
     before = _asked(folder)
     if before is not None:
         different = list(differences({name: before.get(name) for name in asked}, asked))
         if different:
             raise BadRun(
-                f"the run in {folder} was asked for otherwise: {'; '.join(different[:6])}. Leave these options out, "
+                f"the run in {folder} was started with other options: {'; '.join(different[:6])}. Leave these options out, "
                 "or leave out --resume to start another run."
             )
-    return Choice(folder, _begun_settings(folder, data), f"going on with the run in {folder}.")
+    return Choice(folder, _begun_settings(folder, data), f"continuing the run in {folder}.")
 
 
 def _begun_settings(folder: Path, data: str) -> TrainSettings | None:
-    """The settings of a run that has learnt something; its data is where the user says that it is now."""
+    """The settings of a run that has a checkpoint, with the path of the data as the user names it now; otherwise None."""
     if not (folder / CHECKPOINT_FILE).exists():
         return None
     settings = settings_of(folder)
@@ -259,7 +255,7 @@ def _begun_settings(folder: Path, data: str) -> TrainSettings | None:
 
 
 def _numbered(first: Path) -> list[Path]:
-    """runs/NAME, runs/NAME-2, ... as far as they exist, in this order."""
+    """The existing folders among runs/NAME, runs/NAME-2, ..., in this order."""
     found = {}
     if first.parent.is_dir():
         for folder in first.parent.iterdir():
@@ -279,7 +275,7 @@ def _free(first: Path) -> Path:
 
 
 def _unused(folder: Path) -> bool:
-    """Nothing has been learnt there, and nobody is about to."""
+    """Whether the folder has no checkpoint, and no process is training in it."""
     if (folder / CHECKPOINT_FILE).exists():
         return False
     if not (folder / SETTINGS_FILE).exists():
@@ -291,8 +287,8 @@ def _unused(folder: Path) -> bool:
         return False
 
 
-def _asked(folder: Path) -> dict[str, Any] | None:
-    """What the run in a folder was asked for with; None where it does not say."""
+def _asked(folder: Path) -> Asked | None:
+    """The options that the run in a folder was started with; None if they are not stored."""
     return read_table(folder / ASKED_FILE) if (folder / ASKED_FILE).exists() else None
 
 
@@ -303,5 +299,5 @@ def _data_of(folder: Path) -> str | None:
 
 
 def _place(data: str) -> str:
-    """The data, however its path is written."""
+    """The real path of the data, or the name of a built-in world."""
     return data if data in WORLDS else os.path.realpath(data)

@@ -29,7 +29,9 @@ from glancefocus.values import (
 )
 
 STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
-# What a user may say for them; the paper numbers its stages.
+ENCODER_STAGES = ("small", "backbone", "small_glance", "glance")  # each trains one encoder with its own head
+REPEATED_STAGES = ("aim", "finetune")  # by TrainSettings.rounds
+# The names that a user may give; the paper numbers its stages.
 STAGE_WORDS = {
     "initialise": ("backbone", "glance"),
     "1": ("recognise",),
@@ -46,11 +48,12 @@ class InitialiseSettings:
     """Training one encoder with its own head: on whole images (the baseline to beat), or on glances.
 
     optimizer  sgd: Nesterov momentum 0.9; adamw
-    warmup     the rate grows from zero over this share of the stage, then falls along a cosine
-    fresh      the glance encoder starts from nothing instead of from the focus encoder (the paper's way); better where small
-               things look altogether different at low resolution. After a stage small_glance it goes on from there.
-    evidence_weight  of a second loss of the glance encoder (beyond the paper; 0: none): its map is to show where the focus encoder,
-               seeing whole images, finds its evidence for the label. Of small things labels alone teach a glance little.
+    warmup     the learning rate grows from zero over this share of the stage, then falls along a cosine
+    fresh      the glance encoder starts from random weights instead of as a copy of the focus encoder (the paper's way). Better
+               where small objects look quite different at low resolution. After a stage small_glance it continues from there.
+    evidence_weight  weight of a second loss of the glance encoder (beyond the paper; 0: none). Its feature map learns to show where
+               the focus encoder, which sees the whole image, finds its evidence for the label. Labels alone teach a glance
+               little about small objects.
     """
 
     epochs: Epochs = 90
@@ -68,14 +71,14 @@ class InitialiseSettings:
 
 @dataclass(frozen=True)
 class SmallSettings(InitialiseSettings):
-    """Training an encoder first on small scenes of a built-in world (beyond the paper).
+    """Training an encoder on small scenes of a built-in world first (beyond the paper).
 
-    What matters is as large in small scenes as in whole ones, and there is less beside it: a network that finds nothing to hold on
-    to in whole scenes learns what to look for here, in a fraction of the time. The glance encoder sees glances in which things are
-    as small as in those of whole scenes.
+    Objects are as large in small scenes as in whole ones, with less background. A network that learns nothing from whole scenes
+    learns here what to look for, in a fraction of the time. Small scenes are reduced to glances by the same factor as whole
+    ones, so objects in a glance have the same size in both.
 
-    side_px  of the small scenes
-    scenes   (train, val)
+    side_px  side of the small scenes
+    scenes   number of scenes (train, val)
     """
 
     side_px: Pixels = 96
@@ -89,11 +92,12 @@ class RecogniseSettings:
     own_head_weight  lambda of Eq. 9
     freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
     freeze_encoders  train the classifier only (video)
-    deviation        of the aims that stage III learns with, around where the policy aims: where images do not change from epoch to
-                     epoch, patches do; 0, the paper's: exactly there. Stage I aims at random anyway.
-    mistaken_glances  the share of images after whose glance the classifier remembers that of another image (beyond the paper): it
-                     learns that patches may prove a glance wrong, which happens more often in new images than in those that the
-                     glance encoder learnt from; 0: none
+    deviation        standard deviation of the noise added to the policy's aims in stage III, as a share of the image: where images
+                     are not augmented, the patches then still differ from epoch to epoch. 0, the paper's: no noise. Stage I
+                     aims at random anyway.
+    mistaken_glances  share of the images whose glance memory in the classifier is replaced by that of another image (beyond the
+                     paper). The classifier learns that patches may contradict a glance, which happens more often in new images
+                     than in those that the glance encoder was trained on; 0: none
     """
 
     epochs: Epochs = 60
@@ -112,11 +116,12 @@ class RecogniseSettings:
 
 @dataclass(frozen=True)
 class PolicyTraining:
-    """What the stages that train the policy share.
+    """The settings that all stages share that train the policy.
 
-    deviation      of the aims that it learns from, around where it would aim, a share of the image
-    deviation_end  it goes from `deviation` to this along the stage; None: it stays
-    lr_end         the same for the rate: steps grow as the deviation shrinks, so that narrow exploration wants a falling rate
+    deviation      standard deviation of the exploration around the policy's aim, as a share of the image
+    deviation_end  the deviation changes linearly from `deviation` to this along the stage; None: it is constant
+    lr_end         the same for the learning rate. Policy gradients grow as the deviation shrinks, so narrow exploration needs
+                   a falling rate.
     """
 
     epochs: Epochs = 15
@@ -130,21 +135,21 @@ class PolicyTraining:
         stage = "point" if isinstance(self, PointSettings) else "aim"
         if self.lr_end is not None and self.lr_end > self.lr:
             raise BadSetting(
-                f"the rate falls from {stage}.lr to {stage}.lr_end, but got {self.lr} and {self.lr_end}. Lower the end, too."
+                f"{stage}.lr_end must be at most {stage}.lr ({self.lr}), but got {self.lr_end}. Lower {stage}.lr_end, too."
             )
         if stage == "point" and self.deviation_end is not None and self.deviation_end > self.deviation:
             raise BadSetting(
-                f"the deviation falls from point.deviation to point.deviation_end, but got {self.deviation} and "
-                f"{self.deviation_end}. Lower the end, too."
+                f"point.deviation_end must be at most point.deviation ({self.deviation}), but got {self.deviation_end}. "
+                "Lower point.deviation_end, too."
             )
 
 
 @dataclass(frozen=True)
 class PointSettings(PolicyTraining):
-    """Teaching the policy where the backbone, seeing whole images, finds the evidence for their labels (beyond the paper).
+    """Supervised training of the policy: it learns to aim where the backbone finds its evidence (beyond the paper).
 
-    Of patches that miss by chance it learns nothing, since it does not get to know by how much; of those that miss by its own
-    mistake it learns to set itself right. So the deviation falls.
+    A patch that misses by random exploration teaches nothing, since the policy does not know the size of the random error. A patch
+    that misses by the policy's own error teaches it to correct itself. So the deviation is small and falls.
     """
 
     epochs: Epochs = 5
@@ -158,16 +163,16 @@ class PointSettings(PolicyTraining):
 class AimSettings(PolicyTraining):
     """Stage II: PPO on the frozen network (A.2).
 
-    judge              who says what a patch was worth, by the probability of the label: the classifier after all looks so far, the
-                       paper's; or, with the contrastive reward, the focus encoder's own head by the patch alone (beyond the
-                       paper), which has something to say of images, too, that the glance knew already: where these are many,
-                       policies learn from all of them
-    monte_carlo        random patches a look that the contrastive reward compares with
-    passes             over each batch; with 1, as in the paper, the ratio is 1 and the clip never acts
-    gae_lambda         generalised advantages; None: discounted returns less the critic's value, as in the paper
+    judge              which output gives the probability of the label that rewards are made of. classifier: the classifier after
+                       all looks so far, as in the paper. own_head: the focus encoder's own head on the patch alone (beyond
+                       the paper, contrastive reward only); it also rewards good aims in images that the glance already
+                       classified well, so the policy learns from more images.
+    monte_carlo        random patches per look that the contrastive reward compares with
+    passes             over each batch; with 1, as in the paper, the ratio is 1 and clipping has no effect
+    gae_lambda         generalised advantage estimation; None: discounted returns minus the critic's value, as in the paper
     normalise_returns  over looks and batch, as the released code does
-    compare_together   the random patches of the contrastive reward go through the network in one batch with the chosen ones, which
-                       is faster and takes as much more memory
+    compare_together   the random patches of the contrastive reward go through the network in one batch with the chosen ones:
+                       faster, and needs more memory
     """
 
     reward: Reward = "contrastive"
@@ -187,7 +192,7 @@ class AimSettings(PolicyTraining):
         if self.judge == "own_head" and self.reward != "contrastive":
             raise BadSetting(
                 f"aim.judge=own_head goes with aim.reward=contrastive only, but got {self.reward}: "
-                "a patch alone says nothing of the one before it."
+                "a patch alone has no value to compare with that of the look before it. Use aim.judge=classifier."
             )
 
 
@@ -195,8 +200,8 @@ class AimSettings(PolicyTraining):
 class JointSettings:
     """One stage instead of three: encoders, classifier and policy together (beyond the paper).
 
-    distill_weight      of the last look's distribution taught to the earlier looks
-    whole_image_weight  of the focus encoder's own answer on the whole image
+    distill_weight      weight of the loss by which earlier looks learn the last look's distribution
+    whole_image_weight  weight of the cross-entropy of the focus encoder's own head on the whole image
     """
 
     epochs: Epochs = 60
@@ -213,18 +218,19 @@ class JointSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """A whole run.
+    """The settings of a whole run.
 
-    weights  for both encoders before anything is trained: "pretrained", a file, or None
-    start    a bundle whose whole network training goes on from
-    rounds   how often stages II and III are gone through, the policy going on from where it was (beyond the paper)
-    effort   what the user asked for; the epochs follow from it when the settings are made
-    rivals   what the run is compared with at its end: the backbone on resized images as it is, or also tuned at two smaller sizes
-             with the epochs of the stage backbone
-    keep_statistics   batch norms keep the mean and variance that they came with: those of a few images are too uncertain to learn
-                      pretrained networks anew by, see docs/train.md
-    keep_glances_mib  a frozen encoder's glances at images that do not change are encoded once a stage, where all of them take no
-                      more memory than this; 0: with every batch
+    weights  for both encoders before anything is trained: "pretrained", a file, or None (random initialisation)
+    start    a bundle whose network training starts from
+    stages   they run in this order
+    rounds   how often stages II and III run; the policy continues from where it was (beyond the paper)
+    effort   the option of the user; the epochs were already scaled by it
+    rivals   what the run is compared with at its end: the backbone on resized images without further training (as-is), or also
+             fine-tuned at two smaller sizes with the epochs of the stage backbone (tuned)
+    keep_statistics   batch norms keep the mean and variance of their pretrained weights, and are not updated: those of a few
+                      images are too noisy, see docs/train.md
+    keep_glances_mib  glances of a frozen encoder at images that are not augmented are encoded once per stage and kept, if all of
+                      them fit into this much memory; 0: encoded with every batch
     """
 
     data: DataSettings
@@ -254,11 +260,49 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_names()
+        self._check_order()
+        self._check_small_scenes()
+        self._check_evidence()
+        if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
+            raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
+
+    def _check_names(self) -> None:
+        if not self.stages:
+            raise BadSetting("there is nothing to train: no stage was named.")
         if len(self.stages) > _MOST_STAGES:
             raise BadSetting(f"a run has at most {_MOST_STAGES} stages, but got {len(self.stages)}.")
         for name in self.stages:
             if name not in STAGES:
                 raise BadSetting(f"there is no stage {name!r}. Stages are {', '.join(STAGES)}.")
+
+    def _check_order(self) -> None:
+        """Stages run in the order given; refuse orders in which one stage would undo another."""
+        given = f"but the stages are {', '.join(self.stages)}"
+        for index, name in enumerate(self.stages):
+            already_run = [other for other in self.stages[:index] if other not in ENCODER_STAGES]
+            if name in ENCODER_STAGES and already_run:
+                raise BadSetting(
+                    f"the stage {name} trains an encoder that the stage {already_run[0]} builds on, so it must come before it, "
+                    f"{given}."
+                )
+        if "glance" in self.stages and "small_glance" in self.stages[self.stages.index("glance") :]:
+            raise BadSetting(
+                f"the stage small_glance prepares for the stage glance, so it must come before it, {given}."
+            )
+        if "point" in self.stages:
+            before = self.stages[: self.stages.index("point")]
+            if {"aim", "finetune"} & set(before) or "recognise" in self.stages[len(before) :]:
+                raise BadSetting(
+                    f"the stage point comes after recognise (1) and before aim (2) and finetune (3), {given}."
+                )
+        if self.rounds > 1 and set(self.stages[self._first_repeated() :]) - set(REPEATED_STAGES):
+            raise BadSetting(
+                f"rounds repeats the stages aim (2) and finetune (3), so they must be the last ones, {given}. Use rounds=1, or "
+                "name these stages last."
+            )
+
+    def _check_small_scenes(self) -> None:
         for name, small in (("small", self.small), ("small_glance", self.small_glance)):
             if name in self.stages and self.data.source not in WORLDS:
                 raise BadSetting(
@@ -271,29 +315,13 @@ class TrainSettings:
                     f"signs with a radius of up to {self.data.signs.radius_max_px:g} px do not fit the small scenes of the stage "
                     f"{name}, which have {small.side_px}x{small.side_px} px. Set {name}.side_px to at least {least_px}."
                 )
-        if {"small_glance", "glance"} <= set(self.stages) and self.stages.index("glance") < self.stages.index(
-            "small_glance"
-        ):
-            raise BadSetting("the stage small_glance prepares for the stage glance, so it must come before it.")
-        self._check_evidence()
-        if "point" in self.stages:
-            before = self.stages[: self.stages.index("point")]
-            if {"aim", "finetune"} & set(before) or "recognise" in self.stages[len(before) :]:
-                raise BadSetting(
-                    "the stage point comes after recognise (1) and before aim (2) and finetune (3), but got "
-                    f"{', '.join(self.stages)}."
-                )
-        if not self.stages:
-            raise BadSetting("there is nothing to train: no stage was named.")
-        if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
-            raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
 
     def _check_evidence(self) -> None:
-        """Only a glance encoder learns from evidence, and only from a focus encoder that has learnt before."""
+        """Only a glance encoder can learn from evidence, and only after the focus encoder was trained."""
         for name in ("small", "backbone"):
             if getattr(self, name).evidence_weight > 0:
                 raise BadSetting(
-                    f"{name}.evidence_weight is for nobody: the focus encoder has no one to learn from where things are. "
+                    f"{name}.evidence_weight applies to the glance encoder only, but the stage {name} trains the focus encoder. "
                     "Set it to 0, and glance.evidence_weight instead."
                 )
         for name in ("small_glance", "glance"):
@@ -301,17 +329,19 @@ class TrainSettings:
                 continue
             if self.network.shared_encoder:
                 raise BadSetting(
-                    f"{name}.evidence_weight needs two encoders, one to learn from the other where things are, but this network "
-                    f"shares one. Set {name}.evidence_weight=0."
+                    f"{name}.evidence_weight needs two encoders: the glance encoder learns from the focus encoder where objects "
+                    f"are. This network has one shared encoder. Set {name}.evidence_weight=0."
                 )
             if {"small", "backbone"} & set(self.stages[self.stages.index(name) :]):
                 raise BadSetting(
-                    f"with {name}.evidence_weight the stage {name} learns from the focus encoder where things are, so the stages "
+                    f"with {name}.evidence_weight the stage {name} learns from the focus encoder where objects are, so the stages "
                     "small and backbone must come before it."
                 )
 
     def plan(self) -> list[str]:
-        """The stages in the order in which they run; II and III are repeated `rounds` times."""
-        once = [name for name in self.stages if name not in ("aim", "finetune")]
-        again = [name for name in self.stages if name in ("aim", "finetune")]
-        return once + again * self.rounds
+        """The stages in the order in which they run: as given, with II and III repeated `rounds` times."""
+        first = self._first_repeated()
+        return [*self.stages[:first], *self.stages[first:] * self.rounds]
+
+    def _first_repeated(self) -> int:
+        return next((n for n, name in enumerate(self.stages) if name in REPEATED_STAGES), len(self.stages))

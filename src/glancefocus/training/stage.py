@@ -1,4 +1,4 @@
-"""What all stages share: the workshop that they work in, the moment that an update happens at, one step of an optimiser."""
+"""What all stages share: their context, one update of an optimiser, and glances of a frozen encoder that are encoded once."""
 
 import contextlib
 import math
@@ -20,23 +20,24 @@ from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
 from glancefocus.progress import Progress
 from glancefocus.scene import Scene, as_batch
+from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState
 from glancefocus.training.settings import STAGES, TrainSettings
 
 
 @dataclass
-class Workshop:
-    """What every stage works with.
+class TrainingContext:
+    """The parts that every stage uses.
 
-    tell  who hears about what takes a while, as (what, done, of so many)
-    known_evidence  of the training images, see BackboneEvidence: it takes a while, and several stages ask for it
+    on_progress     is called with (what, done, total) during long computations
+    known_evidence  of the training images; slow to compute, so it is kept for all stages that need it
     """
 
     net: GlanceFocus
     data: Data
     settings: TrainSettings
     accelerator: Accelerator
-    tell: Progress | None = None
-    known_evidence: dict[str, Any] | None = None
+    on_progress: Progress | None = None
+    known_evidence: KnownEvidence | None = None
 
     @property
     def workers(self) -> int:
@@ -45,12 +46,14 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Moment:
-    """When an update happens, and its own randomness: both follow from the step's number, so a resumed run repeats them.
+    """The position of an update in its stage, and its randomness.
+
+    Both follow from the step's number, so a resumed run repeats them.
 
     progress   in [0, 1) along the stage
     generator  on the CPU, seeded anew for every update
-    rows       (B,) int64 which images of the training data the batch consists of; None: nobody knows
-    seed       that these were augmented with; None: nobody knows
+    rows       (B,) int64 indices of the batch in the training data; None: unknown
+    seed       of the augmentation of the batch; None: unknown
     """
 
     progress: float
@@ -60,13 +63,13 @@ class Moment:
 
 
 class NonFinite(BadRun):
-    """Training has come to numbers that are infinite or none, and can only stop."""
+    """Training produced numbers that are infinite or NaN, and has to stop."""
 
 
 class Stage(Protocol):
-    """One stage of training. `best` is kept across restarts with the rest of its state.
+    """One stage of training.
 
-    data  what it learns from and is judged by
+    data  the images that it is trained and validated on
     """
 
     name: str
@@ -79,43 +82,43 @@ class Stage(Protocol):
         ...
 
     def train_mode(self) -> None:
-        """Before each epoch: what is trained goes into training mode, what is frozen into evaluation mode."""
+        """Before each epoch: set trained parts to training mode, frozen parts to evaluation mode."""
         ...
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
-        """Learn from one batch; returns numbers to show."""
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
+        """Learn from one batch; returns numbers for the journal."""
         ...
 
-    def validate(self, split: Split) -> dict[str, Any]:
-        """After each epoch, numbers to show; `val_accuracy` is a list with one entry a look."""
+    def validate(self, split: Split) -> Numbers:
+        """After each epoch; returns numbers for the journal. `val_accuracy` is a list with one entry per look."""
         ...
 
     def finish(self) -> None:
         """After the last epoch."""
         ...
 
-    def state(self) -> dict[str, Any]:
-        """What a resumed stage needs besides the weights and the optimiser."""
+    def state(self) -> TorchState:
+        """What a resumed stage needs in addition to the weights and the optimiser."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: TorchState) -> None: ...
 
 
-def train_only(workshop: Workshop, trained: Iterable[nn.Module]) -> None:
-    """Gradients for these parts, none for the rest; the network is put into the modes that go with it."""
-    workshop.net.requires_grad_(False)
-    workshop.net.eval()
+def train_only(context: TrainingContext, trained: Iterable[nn.Module]) -> None:
+    """Enable gradients and training mode for these parts of the network only."""
+    context.net.requires_grad_(False)
+    context.net.eval()
     for module in trained:
         module.requires_grad_(True)
         module.train()
-        if workshop.settings.keep_statistics:
+        if context.settings.keep_statistics:
             for part in module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                    part.eval()  # its weights learn, its mean and variance stay
+                    part.eval()  # its weights are trained, its mean and variance are not updated
 
 
 def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9 as in the paper, or AdamW; each group remembers the rate that it starts from."""
+    """SGD with Nesterov momentum 0.9 as in the paper, or AdamW; each group stores its initial learning rate."""
     for group in groups:
         group["initial_lr"] = group["lr"]
     if kind == "adamw":
@@ -124,7 +127,7 @@ def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float)
 
 
 def set_rates(optimizer: Any, progress: float, warmup: float = 0.0) -> None:
-    """Up from zero over the warm-up's share of the stage, then along a cosine back to zero; progress in [0, 1]."""
+    """Warm-up from zero over this share of the stage, then a cosine back to zero; progress in [0, 1]."""
     along = (progress - warmup) / (1 - warmup)
     factor = progress / warmup if along < 0 else 0.5 * (1 + math.cos(math.pi * along))
     for group in optimizer.param_groups:
@@ -132,35 +135,38 @@ def set_rates(optimizer: Any, progress: float, warmup: float = 0.0) -> None:
 
 
 def descend(
-    workshop: Workshop, step: nn.Module, optimizer: Any, images: Tensor, labels: Tensor, **more: Any
-) -> tuple[float, list[dict[str, Any]]]:
-    """One update of a step module that gives (loss, numbers) for a batch; large batches are accumulated in parts.
+    context: TrainingContext, step: nn.Module, optimizer: Any, images: Tensor, labels: Tensor, **more: Any
+) -> tuple[float, list[float]]:
+    """One update with a module that returns (loss, accuracy after each look) of a batch; returns the same for the whole batch.
 
-    more  for the step; tensors among it have a row for every image and are divided like the batch
+    With `accumulation` a batch is computed in parts, and the gradients are accumulated.
+
+    more  further arguments of the module; tensors among them have one row per image and are split like the batch
     """
-    accelerator = workshop.accelerator
-    parts = min(workshop.settings.accumulation, images.shape[0])  # of sizes that differ by one at the most
+    accelerator = context.accelerator
+    parts = min(context.settings.accumulation, images.shape[0])  # their sizes differ by at most one
     optimizer.zero_grad()
-    total, numbers = 0.0, []
+    total = 0.0
+    accuracies: list[list[float]] = []  # one list per part
     chunks = list(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True))
     divided = {name: value.tensor_split(parts) for name, value in more.items() if isinstance(value, Tensor)}
     for index, (some_images, some_labels) in enumerate(chunks):
         own = {name: pieces[index] for name, pieces in divided.items()}
         share = some_images.shape[0] / images.shape[0]
-        with _sync(step, index == len(chunks) - 1), _single_images(workshop.settings, some_images.shape[0]):
+        with _sync(step, index == len(chunks) - 1), _single_images(context.settings, some_images.shape[0]):
             with accelerator.autocast():
-                loss, facts = step(some_images, some_labels, **{**more, **own})
+                loss, accuracy = step(some_images, some_labels, **{**more, **own})
             accelerator.backward(loss * share)
         total += float(loss.detach()) * share
-        numbers.append(facts)
+        accuracies.append(accuracy)
     if not math.isfinite(total):
         raise NonFinite(f"the loss became {total}")
     take_step(optimizer)
-    return total, numbers
+    return total, [sum(column) / parts for column in zip(*accuracies, strict=True)]
 
 
 def take_step(optimizer: Any) -> None:
-    """One step of the optimiser; gradients that are not finite show in the weights."""
+    """One step of the optimiser; gradients that are not finite are detected in the weights."""
     optimizer.step()
     weights = [weight.detach() for group in optimizer.param_groups for weight in group["params"]]
     largest = float(nn.utils.get_total_norm(weights, math.inf))
@@ -169,14 +175,14 @@ def take_step(optimizer: Any) -> None:
 
 
 def check_finite(tensors: dict[str, Tensor]) -> None:
-    """Refuse a network with weights or statistics that are not finite."""
+    """Refuse weights or statistics that are not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise NonFinite(f"{name} became infinite or not a number")
 
 
 def what_to_lower(stage: str, settings: TrainSettings) -> str:
-    """The advice for a stage whose numbers became too large."""
+    """Advice for a stage whose numbers became infinite or NaN."""
     rates = {
         "recognise": "recognise.encoder_lr and recognise.classifier_lr",
         "finetune": "finetune.encoder_lr and finetune.classifier_lr",
@@ -187,7 +193,7 @@ def what_to_lower(stage: str, settings: TrainSettings) -> str:
 
 @contextlib.contextmanager
 def _single_images(settings: TrainSettings, count: int) -> Iterator[None]:
-    """A batch norm after a map of one pixel cannot learn from a single image: that is a sentence."""
+    """A batch norm on a feature map of one pixel needs at least two images: turn torch's ValueError into a clear one."""
     try:
         yield
     except ValueError as error:
@@ -202,7 +208,7 @@ def _single_images(settings: TrainSettings, count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sync(step: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients travel between processes only with the last part of a batch."""
+    """Processes exchange gradients only after the last part of a batch."""
     no_sync = getattr(step, "no_sync", None)
     if last or no_sync is None:
         yield
@@ -211,16 +217,10 @@ def _sync(step: nn.Module, last: bool) -> Iterator[None]:
             yield
 
 
-def mean_of(numbers: list[dict[str, Any]], name: str) -> list[float]:
-    """A list of numbers averaged over the parts of a batch, element by element."""
-    rows = [part[name] for part in numbers]
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-
-
 class KeptGlances:
-    """The first looks at so many images, each encoded when it is first asked for.
+    """The first looks at `count` images, each encoded when it is first needed.
 
-    limit_bytes  where all of them would take more than this, none is kept
+    limit_bytes  if all of them would need more memory than this, none is kept
     """
 
     def __init__(self, net: GlanceFocus, count: int, limit_bytes: int) -> None:
@@ -231,7 +231,7 @@ class KeptGlances:
         self.full = limit_bytes <= 0
 
     def look(self, scene: Scene, rows: Tensor) -> Look:
-        """The first look at a scene that consists of these images."""
+        """The first look at a scene of the images with these indices."""
         if self.full or not bool(self.known[rows].all()):
             look = self.net.glance(scene)
             self._keep(look, rows)
@@ -243,8 +243,8 @@ class KeptGlances:
         if self.full:
             return
         if not self.columns:
-            # The answer of a classifier that is being trained changes; it is worked out anew from the vector.
-            answers = {} if learns(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
+            # The answer of a classifier that is being trained changes, so it is computed again from the vector.
+            answers = {} if is_trained(self.net.classifier) else {"memory": look.memory, "logits": look.logits}
             columns = {"map": look.map, "vector": look.features, **answers}
             count = self.known.shape[0]
             row_bytes = sum(column[0].numel() * column.element_size() for column in columns.values())
@@ -258,28 +258,33 @@ class KeptGlances:
 
 
 class FrozenGlances:
-    """The first looks of one stage: looked up where they cannot have changed since the last time, made anew otherwise."""
+    """The first looks of one stage, encoded once if the glance encoder is frozen and images are not augmented.
 
-    def __init__(self, workshop: Workshop, epochs: int) -> None:
-        self.workshop = workshop
-        # Every process keeps all of them, so it must go through them more often than that.
-        self.worth = epochs > workshop.accelerator.num_processes
+    What is kept depends on the weights and the images only, not on the order in which training needs it: all images are encoded in
+    their order, in batches of one size, before the first is used. So it is not part of a checkpoint, and a resumed run sees the
+    same numbers as an uninterrupted one.
+    """
+
+    def __init__(self, context: TrainingContext, epochs: int) -> None:
+        self.context = context
+        # Every process encodes all images, so this only pays off with more epochs than processes.
+        self.pays_off = epochs > context.accelerator.num_processes
         self._train: KeptGlances | None = None
         self._val: KeptGlances | None = None
 
     def network(self, scene: Scene, rows: Tensor | None) -> LookingNetwork:
-        """The network, for a scene of these training images; None: nobody knows which they are."""
-        net, train = self.workshop.net, self.workshop.data.train
-        if rows is None or not self.worth or not train.fixed or learns(net.glance_encoder):
+        """The network for a scene of these training images, with their glances if they are kept; rows None: unknown."""
+        net, train = self.context.net, self.context.data.train
+        if rows is None or not self.pays_off or not train.fixed or is_trained(net.glance_encoder):
             return net
         if self._train is None:
             self._train = self._kept(train)
             self._fill(self._train, train)
-        return KnownGlance(net, self._train.look(scene, rows.cpu()))  # several GPUs get them with the batch
+        return KnownGlance(net, self._train.look(scene, rows.cpu()))  # with several GPUs, rows are on the GPU
 
     def of_validation(self, split: Split) -> Callable[[Scene, Sequence[int]], Look] | None:
-        """Who makes the first looks of a validation, which goes through its images in the same batches every time."""
-        if not self.worth or learns(self.workshop.net.glance_encoder):
+        """A function that returns the first look of a batch of validation images; None: glances are not kept."""
+        if not self.pays_off or is_trained(self.context.net.glance_encoder):
             return None
         if self._val is None:
             self._val = self._kept(split)
@@ -290,25 +295,25 @@ class FrozenGlances:
         self._train = self._val = None
 
     def _kept(self, split: Split) -> KeptGlances:
-        return KeptGlances(self.workshop.net, len(split), self.workshop.settings.keep_glances_mib << 20)
+        return KeptGlances(self.context.net, len(split), self.context.settings.keep_glances_mib << 20)
 
     def _fill(self, kept: KeptGlances, split: Split) -> None:
-        workshop = self.workshop
-        view, device = workshop.net.settings.view, workshop.accelerator.device
-        order = in_order(len(split), workshop.settings.batch_size)
-        with torch.no_grad(), let_through():  # it takes minutes, and changes nothing
-            # The first batch tells whether they fit.
+        context = self.context
+        view, device = context.net.settings.view, context.accelerator.device
+        order = in_order(len(split), context.settings.batch_size)
+        with torch.no_grad(), let_through():  # it takes minutes and changes nothing, so it may be interrupted
+            # After the first batch it is known whether all of them fit.
             for some in (order[:1], order[1:]):
                 if kept.full:
                     return
                 for rows, (images, _) in zip(
-                    some, scene_batches(split, view, some, None, workshop.workers), strict=True
+                    some, scene_batches(split, view, some, None, context.workers), strict=True
                 ):
                     kept.look(as_batch(images.to(device), view), torch.as_tensor(rows))
-                    if workshop.tell is not None and not kept.full:
-                        workshop.tell("encoding glances", rows[-1] + 1, len(split))
+                    if context.on_progress is not None and not kept.full:
+                        context.on_progress("encoding glances", rows[-1] + 1, len(split))
 
 
-def learns(module: nn.Module) -> bool:
-    """Some of its weights are being trained."""
+def is_trained(module: nn.Module) -> bool:
+    """Whether some of its weights are being trained."""
     return any(weight.requires_grad for weight in module.parameters())

@@ -1,4 +1,9 @@
-"""Stage II: the policy learns where to look, by reinforcement, on the frozen network (paper, sections 3.3 and A.2)."""
+"""The stages that train the policy: stage II by reinforcement (paper, sections 3.3 and A.2), and before it the stage point.
+
+Stage point (beyond the paper) is supervised: the policy learns to aim where the backbone finds its evidence for the label. In a
+large image, reinforcement finds the right place by chance in about one of a hundred patches. The policy is trained along its own
+looks, so it also learns where to look after a patch that missed.
+"""
 
 import itertools
 import math
@@ -8,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.data.splits import Split
-from glancefocus.evaluation.aims import AimsCheck, check_aims
-from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import LookingNetwork
 from glancefocus.network.policy import LearntPolicy, RandomSizes
 from glancefocus.scene import Scene, as_batch
-from glancefocus.training.checkpoint import check_kind, check_number, check_tensors
+from glancefocus.training.checkpoint import Numbers, TorchState, check_kind, check_number, check_tensors
 from glancefocus.training.episode import (
     ComparingNetwork,
     ExploringPolicy,
@@ -38,11 +42,11 @@ from glancefocus.training.episode import (
 )
 from glancefocus.training.initialise import BackboneEvidence, Places, aims_at, room_px
 from glancefocus.training.settings import AimSettings, PolicyTraining
-from glancefocus.training.stage import FrozenGlances, Moment, NonFinite, Workshop, take_step, train_only
+from glancefocus.training.stage import FrozenGlances, Moment, NonFinite, TrainingContext, take_step, train_only
 
 
 class PolicyStep(nn.Module):
-    """The policy gone through again over the looks of an episode: means (L, B, 2) and values (L, B)."""
+    """Computes the policy again over the looks of an episode, with gradients: means (L, B, 2) and values (L, B)."""
 
     def __init__(self, policy: LearntPolicy) -> None:
         super().__init__()
@@ -60,14 +64,14 @@ class PolicyStep(nn.Module):
 
 
 def play_and_reward(
-    net: LookingNetwork, scene: Scene, labels: Tensor, explorer: ExploringPolicy, workshop: Workshop
+    net: LookingNetwork, scene: Scene, labels: Tensor, explorer: ExploringPolicy, context: TrainingContext
 ) -> tuple[list[Look], Tensor]:
-    """The looks of an episode and (L, B) what each of its aims was worth.
+    """The looks of an episode and the (L, B) rewards of its aims.
 
-    net  the workshop's, whose glance at the scene may be known
+    net  the network of the context, whose glance at the scene may be known already
     """
-    settings, whole = workshop.settings.aim, workshop.net.settings
-    judge = workshop.net.own_answer if settings.judge == "own_head" else the_answer
+    settings, whole = context.settings.aim, context.net.settings
+    judge = context.net.own_answer if settings.judge == "own_head" else the_answer
     if settings.reward != "contrastive" or not settings.compare_together:
         looks = play(net, scene, whole.looks, explorer)
         return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None, judge)
@@ -86,10 +90,10 @@ def episode_rewards(
     elsewhere: list[Tensor] | None,
     judge: Judge = the_answer,
 ) -> Tensor:
-    """(L, B) what each aim of an episode was worth.
+    """The (L, B) rewards of the aims of an episode.
 
-    elsewhere  of the contrastive reward, for each aim (draws, B, classes): what the judge says of random patches instead; None:
-               they are looked at now
+    elsewhere  for the contrastive reward, for each aim: (draws, B, classes) logits of the judge for random patches; None: they are
+               computed now
     """
     probability = label_probability(looks, labels, judge)
     if settings.reward == "increment":
@@ -113,17 +117,17 @@ def answers_elsewhere(
     generator: torch.Generator,
     judge: Judge = the_answer,
 ) -> Tensor:
-    """(draws, B, classes) what the judge says of random patches of the size of the aim's."""
+    """(draws, B, classes) logits of the judge for random patches of the same size as the aim's."""
     assert aim is not None
     places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
     return torch.stack([judge(net.focus(look, Aim(where=where, patch_px=aim.patch_px))) for where in places])
 
 
 def improve_policy(
-    workshop: Workshop, step: nn.Module, optimizer: Any, looks: list[Look], rewards: Tensor, deviation: float
+    context: TrainingContext, step: nn.Module, optimizer: Any, looks: list[Look], rewards: Tensor, deviation: float
 ) -> dict[str, float]:
-    """PPO on one episode: `passes` steps of the optimiser; returns numbers to show."""
-    settings = workshop.settings.aim
+    """PPO on one episode: `passes` steps of the optimiser; returns its losses."""
+    settings = context.settings.aim
     aims = [look.aim for look in looks[1:] if look.aim is not None]
     where = torch.stack([aim.where for aim in aims])
     old_log_prob = torch.stack([aim.log_prob for aim in aims if aim.log_prob is not None])
@@ -150,84 +154,83 @@ def improve_policy(
             entropy_weight=settings.entropy_weight,
             entropy=gaussian_entropy(deviation),
         )
-        descend_policy(workshop, optimizer, losses.total)
+        descend_policy(context, optimizer, losses.total)
         numbers = {"loss": float(losses.total.detach()), "value_loss": float(losses.value.detach())}
     return numbers
 
 
-def descend_policy(workshop: Workshop, optimizer: Any, loss: Tensor) -> None:
+def descend_policy(context: TrainingContext, optimizer: Any, loss: Tensor) -> None:
     """One step of the optimiser."""
     total = float(loss.detach())
     if not math.isfinite(total):
         raise NonFinite(f"the policy's loss became {total}")
     optimizer.zero_grad()
-    workshop.accelerator.backward(loss)
+    context.accelerator.backward(loss)
     take_step(optimizer)
 
 
 def along(start: float, end: float | None, progress: float) -> float:
-    """What goes evenly from start to end along the stage, at this point of it; end None: it stays."""
+    """Linear interpolation from start to end along the stage; end None: constant."""
     return start if end is None else start + (end - start) * progress
 
 
 class AimStage:
-    """Stage II. The policy with the best last-look accuracy on the validation data is kept; of several such, the one that is right
-    the earliest, or else the surest."""
+    """Stage II. The policy with the best last-look accuracy on the validation data is kept; among equals the one with the higher
+    accuracy at earlier looks, then the more confident one."""
 
     name = "aim"
 
-    def __init__(self, workshop: Workshop, settings: PolicyTraining | None = None) -> None:
-        self.workshop = workshop
-        self.data = workshop.data
-        self.settings = settings or workshop.settings.aim
+    def __init__(self, context: TrainingContext, settings: PolicyTraining | None = None) -> None:
+        self.context = context
+        self.data = context.data
+        self.settings = settings or context.settings.aim
         self.epochs = self.settings.epochs
-        policy = workshop.net.policy
+        policy = context.net.policy
         self.train_mode()
         optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
-        self.step, self.optimizer = workshop.accelerator.prepare(PolicyStep(policy), optimizer)
-        self.glances = FrozenGlances(workshop, self.epochs)
+        self.step, self.optimizer = context.accelerator.prepare(PolicyStep(policy), optimizer)
+        self.glances = FrozenGlances(context, self.epochs)
         self.best_accuracy: list[float] = []
         self.best_policy: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """The policy that the stage starts with counts, too: where nothing better is learnt, it stays."""
+        """Validate the policy that the stage starts with: it is kept if no better one is learnt."""
         self.validate(self.data.val)
 
     def train_mode(self) -> None:
-        train_only(self.workshop, [self.workshop.net.policy])
+        train_only(self.context, [self.context.net.policy])
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
-        net = self.workshop.net
-        deviation = self.arrive_at(moment.progress)
-        with torch.no_grad(), self.workshop.accelerator.autocast():
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
+        net = self.context.net
+        deviation = self.set_rate(moment.progress)
+        with torch.no_grad(), self.context.accelerator.autocast():
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looking = self.glances.network(scene, moment.rows)
-            looks, rewards = play_and_reward(looking, scene, labels, explorer, self.workshop)
-        numbers = improve_policy(self.workshop, self.step, self.optimizer, looks, rewards, deviation)
+            looks, rewards = play_and_reward(looking, scene, labels, explorer, self.context)
+        numbers = improve_policy(self.context, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
 
-    def arrive_at(self, progress: float) -> float:
-        """The exploration's deviation at this point of the stage; the optimiser gets the rate of it."""
+    def set_rate(self, progress: float) -> float:
+        """Set the learning rate for this point of the stage; returns the deviation of the exploration."""
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = along(settings.lr, settings.lr_end, progress)
         return along(settings.deviation, settings.deviation_end, progress)
 
-    def validate(self, split: Split) -> dict[str, Any]:
-        net = self.workshop.net
+    def validate(self, split: Split) -> Numbers:
+        net = self.context.net
         policy = RandomSizes(net.policy, torch.Generator().manual_seed(0), each_row=True)
         evaluation = evaluate_every_look(
-            net, split, policy, workers=self.workshop.workers, glance=self.glances.of_validation(split)
+            net, split, policy, workers=self.context.workers, glance=self.glances.of_validation(split)
         )
         accuracy = evaluation.accuracy_per_look
-        # Of those alike after the last look, who is right earlier; of those alike in that, too, who is surer where it is right.
         ranked = [accuracy[-1], sum(accuracy), evaluation.surely_right]
         if ranked >= self.best_accuracy:
             self.best_accuracy = ranked
             self.best_policy = {name: t.detach().clone() for name, t in net.policy.state_dict().items()}
         deviation = evaluation.outcome.where[:, 0].std(dim=0, unbiased=False)
-        numbers: dict[str, Any] = {
+        numbers: Numbers = {
             "val_accuracy": accuracy,
             "aim_deviation": [float(d) for d in deviation],
         }
@@ -236,41 +239,42 @@ class AimStage:
         return numbers
 
     def check_aims(self) -> AimsCheck:
-        """The policy that the stage will keep, against aims that learn nothing."""
-        policy = self.workshop.net.policy
+        """Compare the policy that the stage will keep with aims that are not learnt."""
+        policy = self.context.net.policy
         last = {name: t.detach().clone() for name, t in policy.state_dict().items()}
         try:
             policy.load_state_dict(self.best_policy or last)
-            return check_aims(self.workshop.net, self.data.val, workers=self.workshop.workers)
-        finally:  # also when it is interrupted: the policy that is saved is the last one
+            return check_aims(self.context.net, self.data.val, workers=self.context.workers)
+        finally:  # also when interrupted: the checkpoint must hold the last policy, not the best
             policy.load_state_dict(last)
 
     def finish(self) -> None:
         self.glances.forget()
         if self.best_policy:
-            self.workshop.net.policy.load_state_dict(self.best_policy)
+            self.context.net.policy.load_state_dict(self.best_policy)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TorchState:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: TorchState) -> None:
         best, policy = state["best_accuracy"], state["best_policy"]
         check_kind("stage_state.best_accuracy", best, list, "a list of numbers")
         for number in best:
             check_number("stage_state.best_accuracy", number)
-        if policy != {}:  # the joint stage keeps none
-            check_tensors("stage_state.best_policy", policy, self.workshop.net.policy.state_dict())
+        if policy != {}:  # the joint stage keeps no best policy
+            check_tensors("stage_state.best_policy", policy, self.context.net.policy.state_dict())
         self.best_accuracy, self.best_policy = best, dict(policy)
 
 
-# Distances are measured in this share of a patch's side: nearer than that, what matters is well within the patch.
+# Unit of distance, as a share of the patch side: an object that is nearer to the centre lies well within the patch.
 NEAR = 0.25
 
 
 def pointing_loss(means: Tensor, looks: list[Look], places: Places, image_hw: tuple[int, int]) -> Tensor:
-    """Mean over looks and images of log(1 + distance squared) between where the policy aims and the place, by its weight.
+    """Mean over looks and images of the weighted log(1 + squared distance) between the policy's aim and the place.
 
-    It grows slowly far away: between two places that might be it the policy decides for one instead of aiming at the middle.
+    The logarithm grows slowly for large distances: between two candidate places the policy decides for one, instead of aiming at
+    the middle between them.
 
     means  (L, B, 2) of the aims between the looks
     """
@@ -285,24 +289,24 @@ def pointing_loss(means: Tensor, looks: list[Look], places: Places, image_hw: tu
 
 
 class PointStage(AimStage):
-    """The policy is taught places; the best one is kept as in stage II."""
+    """Supervised training of the policy; the best policy is kept as in stage II."""
 
     name = "point"
 
-    def __init__(self, workshop: Workshop) -> None:
-        super().__init__(workshop, workshop.settings.point)
-        self.evidence = BackboneEvidence(workshop)
+    def __init__(self, context: TrainingContext) -> None:
+        super().__init__(context, context.settings.point)
+        self.evidence = BackboneEvidence(context)
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> dict[str, Any]:
-        net = self.workshop.net
-        deviation = self.arrive_at(moment.progress)
-        with torch.no_grad(), self.workshop.accelerator.autocast():
+    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
+        net = self.context.net
+        deviation = self.set_rate(moment.progress)
+        with torch.no_grad(), self.context.accelerator.autocast():
             places = self.evidence.places(images, labels, moment)
             explorer = ExploringPolicy(RandomSizes(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = pointing_loss(means.float(), looks, places, (images.shape[-2], images.shape[-1]))
-        loss = loss + 0 * values.float().sum()  # several processes wait for gradients of every part; the critic's are 0
-        descend_policy(self.workshop, self.optimizer, loss)
+        loss = loss + 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
+        descend_policy(self.context, self.optimizer, loss)
         return {"loss": float(loss.detach()), "accuracy": accuracy_after(looks, labels)}
