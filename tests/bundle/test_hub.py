@@ -21,8 +21,7 @@ import glancefocus as gf
 from glancefocus.bundle import hub as hub_module
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.hub import HubName, hub_name, is_hub_name
-from glancefocus.data.checking import DIGEST_DIGITS, Content
-from glancefocus.data.split_record import RecordedFile, SplitRecord
+from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 
 # Of the hub's own client, when it uploads a file.

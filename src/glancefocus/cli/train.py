@@ -150,7 +150,7 @@ def train(options: TrainOptions) -> None:
     """
     _check_names(options.preset, options.backbone)
     from glancefocus.cli.processes import run_in_processes
-    from glancefocus.data.worlds.names import WORLDS
+    from glancefocus.data.worlds import WORLDS
     from glancefocus.network.backbones import check_weights
     from glancefocus.training.run_folder import asked_for, choose_run
     from glancefocus.training.trackers import chosen_trackers

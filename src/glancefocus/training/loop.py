@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from glancefocus.data.splits import mix, scene_batches, shuffled
+from glancefocus.data.splits import scene_batches, shuffled
+from glancefocus.data.views import mix
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.rivals import size_in
 from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, let_through

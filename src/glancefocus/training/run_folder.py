@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from glancefocus.data.sources import classes_of
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock, remove_unfinished
