@@ -11,7 +11,7 @@ ROOT = Path(glancefocus.__file__).parent
 
 # From the bottom up. A module may import modules of lower lines and, where its line allows it, of its own line.
 LAYERS: list[tuple[set[str], bool]] = [
-    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole", "resize"}, False),
+    ({"glancefocus", "errors", "escaping", "files", "progress", "interrupts", "torchvision_whole"}, False),
     (
         {"values", "free_memory", "settings", "region", "scene", "look", "costs"},
         True,
@@ -20,7 +20,7 @@ LAYERS: list[tuple[set[str], bool]] = [
     ({"runtime"}, False),
     ({"loop", "stream"}, True),  # the stream runs the two halves of the loop
     ({"bundle"}, False),
-    ({"evaluation", "bench", "export"}, True),
+    ({"evaluation", "bench", "export"}, False),
     ({"training", "serving", "studies"}, False),
     ({"cli", "__main__"}, True),
 ]

@@ -123,7 +123,7 @@ def place(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(folder)
-        patch.setattr("glancefocus.training.recipes.train_settings", lambda *words, **changes: tiny_demo())
+        patch.setattr("glancefocus.cli.demo.demo_settings", lambda seed: tiny_demo())
         assert run("gf demo") == 0
         patch.undo()
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
