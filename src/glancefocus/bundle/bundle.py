@@ -200,9 +200,7 @@ class Bundle:
         viewed = map(self._viewed, sources)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
-            batches = predicting.cut(
-                list(viewed), batch_size
-            )  # all are read first; then they share the time that is left
+            batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
             shares = predicting.shared_time(ends_at, len(batches))
             return predicting.joined(predicting.run_apart(self, batches, rule, shares))
         if merge is None:
