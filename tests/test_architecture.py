@@ -1,4 +1,4 @@
-"""Imports point down only, in the layers of docs/architecture.md, and no module is a drawer."""
+"""Imports point down only, in the layers of docs/contributing.md, and no module is a drawer."""
 
 import ast
 from pathlib import Path
@@ -79,7 +79,7 @@ def layer_of(module: str) -> int:
     for number, (parts, _) in enumerate(LAYERS):
         if part_of(module) in parts:
             return number
-    raise AssertionError(f"{module} is in no layer. Put it into one, here and in docs/architecture.md.")
+    raise AssertionError(f"{module} is in no layer. Put it into one, here and in docs/contributing.md.")
 
 
 @pytest.mark.parametrize("module", modules())

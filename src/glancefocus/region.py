@@ -58,6 +58,7 @@ class View:
 class Region:
     """One region of each image of a batch: the same view of all, each at its own place.
 
+    view   extent and resolution
     where  (B, 2) in [0, 1] as (y, x): 0 puts the square against the top or left edge, 1 against the bottom or right, so it never
            leaves the image; None where the view covers the whole image
     """

@@ -58,6 +58,7 @@ class ExitRule:
 
     @property
     def looks(self) -> int:
+        """Largest number of looks, the glance included."""
         return len(self.thresholds)
 
     def threshold(self, number: int) -> float:
