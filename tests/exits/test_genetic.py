@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadBudget
-from glancefocus.exits.budget import direct_within, genetic_front, genetic_within, solve_curve
-from glancefocus.exits.genetic import MUTATIONS, GeneCode, children, one_size_only, rank_front, rank_within
+from glancefocus.exits.budget import solve_curve
+from glancefocus.exits.direct import direct_within
+from glancefocus.exits.genetic import (
+    MUTATIONS,
+    GeneCode,
+    children,
+    genetic_front,
+    genetic_within,
+    one_size_only,
+    rank_front,
+    rank_within,
+)
 from glancefocus.exits.table import LookTable, path_nodes
 
 SMALL: dict[str, Any] = {"population": 24, "generations": 12}
