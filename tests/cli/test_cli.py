@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli.main import main
+from glancefocus.cli.main import VERBS, app, main
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
 from glancefocus.export.standalone.answers import FIELDS
 from glancefocus.look import Aim, Look
@@ -71,19 +71,33 @@ def in_a_new_process(code: str) -> str:
     return done.stdout
 
 
-def test_help_needs_neither_torch_nor_timm() -> None:
+def test_no_help_page_needs_torch_or_timm() -> None:
     code = """
 import sys
-from glancefocus.cli.main import main
-try:
-    main(["--help"])
-except SystemExit as ended:
-    assert ended.code == 0, ended.code
+from glancefocus.cli.main import VERBS, main
+for words in ([], *([verb] for verb in VERBS)):
+    try:
+        main([*words, "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, ended.code
 print([name for name in ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib") if name in sys.modules])
 """
     out = in_a_new_process(code)
     assert "predict" in out
     assert out.strip().endswith("[]")
+
+
+def test_the_help_page_describes_every_verb(gf: Run) -> None:
+    lines = [line.strip("│ ").split(maxsplit=1) for line in gf("--help").out.splitlines() if line.startswith("│ ")]
+    described = {words[0]: words[1] for words in lines if len(words) == 2}
+    assert set(VERBS) <= set(described)
+    assert "train-process" not in described
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_every_verb_is_explained(verb: str) -> None:
+    for argument in app[verb].assemble_argument_collection(parse_docstring=True):
+        assert argument.parameter.name == ("*",) or argument.parameter.help, argument.parameter.name
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -114,7 +128,7 @@ except SystemExit:
     assert in_a_new_process(code).split()[-1] == expected
 
 
-@pytest.mark.parametrize("verb", ["models", "import", "predict", "train", "demo"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_with_an_example(verb: str, gf: Run) -> None:
     done = gf(verb, "--help")
     assert done.code == 0

@@ -88,10 +88,6 @@ class Bundle:
         self.net.eval()
 
     @property
-    def network(self) -> GlanceFocus:
-        return self.net
-
-    @property
     def settings(self) -> NetworkSettings:
         return self.net.settings
 
@@ -233,7 +229,7 @@ class Bundle:
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = (None if picture is None else self._viewed(picture) for picture in pictures)
+        viewed = map(self._arrived, pictures)  # a generator expression would keep the last picture in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -264,6 +260,9 @@ class Bundle:
 
     def _viewed(self, picture: Picture | Viewed) -> Viewed:
         return picture if isinstance(picture, Viewed) else self.view(picture)
+
+    def _arrived(self, picture: Picture | Viewed | None) -> Viewed | None:
+        return None if picture is None else self._viewed(picture)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""

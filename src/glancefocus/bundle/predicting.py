@@ -236,20 +236,21 @@ def run_pooled(
     most_bytes = HELD_BATCHES * batch_bytes()
     begun: deque[_Facts] = deque()
 
-    def scenes(first: list[Viewed] | None) -> Iterator[Scene | None]:
-        held, batch = 0, first
-        while True:
+    def scenes(batch: Any) -> Iterator[Scene | None]:
+        held = 0
+        while batch is not end:
             if batch:
                 begun.append(_facts(batch))
                 held += sum(one.held_bytes for one in batch)
-            yield _scene(bundle, batch) if batch else None
-            following: Any = next(batches, end) if held < most_bytes else end
-            if following is end:
-                return
-            batch = following
+            scene = _scene(bundle, batch) if batch else None
+            del batch
+            yield scene
+            del scene  # so that images which stopped are not in memory any more when the next ones are read
+            batch = next(batches, end) if held < most_bytes else end
 
     for first in batches:
         outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
+        del first
         for outcome in without_gradients(outcomes):
             yield _described(outcome, bundle, rule, begun.popleft())
 
