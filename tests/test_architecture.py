@@ -20,7 +20,7 @@ LAYERS: list[tuple[set[str], bool]] = [
     ({"runtime"}, False),
     ({"loop", "stream"}, True),  # the stream runs the two halves of the loop
     ({"bundle"}, False),
-    ({"evaluation", "bench", "export"}, True),
+    ({"evaluation", "bench", "export"}, False),
     ({"training", "serving", "studies"}, False),
     ({"cli", "__main__"}, True),
 ]

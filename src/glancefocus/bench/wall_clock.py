@@ -359,6 +359,6 @@ def shares_within(macs_after_look: Sequence[float], budget_macs: float, *, falli
     low, high = 1e-9, 1.0 if falling else 1e9
     for _ in range(HALVINGS):
         middle = float(np.sqrt(low * high))
-        dearer = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs
-        low, high = (low, middle) if dearer else (middle, high)
+        too_much = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs
+        low, high = (low, middle) if too_much else (middle, high)
     return [float(share) for share in geometric_shares(low, looks)]
