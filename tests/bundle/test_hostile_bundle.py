@@ -151,7 +151,9 @@ def test_a_network_that_does_not_fit_into_memory_is_refused_before_it_is_built(
         folder, network={**network, "classifier_units": 65_536}
     )  # 3 x 65,536 x 65,536 weights in its GRU: 52 GB in float32
     monkeypatch.setattr(bundle_files, "available_bytes", lambda: 16_000_000_000)
-    with pytest.raises(BadBundle, match=r"needs at least 103\.\d GB to be loaded and to predict, but 16\.0 GB are free"):
+    with pytest.raises(
+        BadBundle, match=r"needs at least 103\.\d GB to be loaded and to predict, but 16\.0 GB are free"
+    ):
         gf.load(folder)
 
 
