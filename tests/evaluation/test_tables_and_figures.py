@@ -31,9 +31,17 @@ from glancefocus.evaluation.figures import (
     reliability_figure,
     trade_off_figure,
 )
-from glancefocus.evaluation.page import gallery_sections
 from glancefocus.evaluation.report import write_report
-from glancefocus.evaluation.tables import budget_table, evenly, flat, percent, point_within, ranks, summary_tables
+from glancefocus.evaluation.tables import (
+    budget_table,
+    evenly,
+    flat,
+    gallery_sections,
+    percent,
+    point_within,
+    ranks,
+    summary_tables,
+)
 from glancefocus.evaluation.verdict import macs_words
 from glancefocus.exits.curve import Point
 

@@ -292,10 +292,9 @@ def in_turns(
             if progress is not None:
                 progress((number + warm_up) / (rounds + warm_up))
             spent = time.perf_counter() - began
-            another = (
-                spent * (number + warm_up + 1) / max(1, number + warm_up)
-            )  # if the next round takes as long as the mean so far
-            if seconds is not None and number >= LEAST_ROUNDS and another > seconds:
+            # The time after one more round, if that takes as long as the mean so far.
+            expected = spent * (number + warm_up + 1) / max(1, number + warm_up)
+            if seconds is not None and number >= LEAST_ROUNDS and expected > seconds:
                 break
             for name in ways if number % 2 == 0 else reversed(list(ways)):
                 started = time.perf_counter()

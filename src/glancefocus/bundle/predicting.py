@@ -103,6 +103,16 @@ def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, kee
         raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
 
 
+def viewed(bundle: "Bundle", picture: Picture | Viewed) -> Viewed:
+    """The picture, read unless it was read before."""
+    return picture if isinstance(picture, Viewed) else bundle.view(picture)
+
+
+def arrived(bundle: "Bundle", picture: Picture | Viewed | None) -> Viewed | None:
+    """The same for a stream, in which None means that no picture has arrived."""
+    return None if picture is None else viewed(bundle, picture)
+
+
 def _view_picture(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
     if isinstance(source, (str, Path, bytes)):
         picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
