@@ -131,7 +131,7 @@ def test_an_exported_program_prints_lines_of_json_by_default(onnx_folder: Path, 
 
 def test_the_document_names_every_field_with_its_kind() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    kinds = {str: "text", float: "number", int: "whole number", bool: "true or false", list: "list"}
+    kinds = {str: "text", float: "number", int: "integer", bool: "true or false", list: "list"}
     for name, kind in TYPES.items():
         first = kind if isinstance(kind, type) else kind[0]
         assert f"| `{name}` | {kinds[first]}" in text
