@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import Bundle, load
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import MemorySplit
 from glancefocus.data.worlds.signs import make_signs
-from glancefocus.evaluation.assess import look_table, within_budget
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import within_budget
 from glancefocus.evaluation.records import record_looks
 from glancefocus.exits.budget import SPARE, direct_within
 from glancefocus.exits.table import LookTable

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import load
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import assess, look_table
-from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import direct_curve, geometric_within
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, Thresholds

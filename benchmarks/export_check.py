@@ -18,7 +18,7 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import load
 from glancefocus.export.samples import Sample, open_sample
 
 ROOT = Path(__file__).parent.parent

@@ -2,9 +2,9 @@
 
     python benchmarks/first_run.py photos/ --unseen other-photos/ --weights tf_efficientnet_lite0.pth -o runs/first
 
-Runs `gf train photos/` with no other option than the weights (and what follows `--`), and reports: the planned time and the
-measured time, the peak of the memory of the command with its child processes, and the accuracies that the run reported
-beside those on unseen photographs, in class folders of the same names.
+Runs `gf train photos/` with no other option than the weights (and the words after `--`). Reports the time that the plan predicted
+and the time that it took, the peak memory of the command with its child processes, and the accuracies that the run reported beside
+those on unseen photographs, which are in class folders of the same names.
 """
 
 import argparse
@@ -105,11 +105,12 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--write", type=Path, help="put the figures into this file, such as docs/results.md")
-    parser.add_argument("more", nargs="*", help="more words for gf train, after --")
-    asked = parser.parse_args()
+    words = sys.argv[1:]
+    before = words.index("--") if "--" in words else len(words)
+    asked, more = parser.parse_args(words[:before]), words[before + 1 :]
     log = asked.output.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *asked.more]
+    command = [*GF, "train", asked.data, "--weights", asked.weights, "-o", str(asked.output), *more]
     seconds, peak = watched(command, log)
     text = log.read_text()
     print(text)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bundle.loading import load
+from glancefocus.bundle.bundle import load
 from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
-from glancefocus.evaluation.choosing import Records, looks_folder
+from glancefocus.evaluation.records import Records, looks_folder
 
 
 def row_of(bundle_folder: Path, data: str, runtime: str, light_weights: bool) -> tuple[int, list[str]]:

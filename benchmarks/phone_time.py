@@ -21,7 +21,7 @@ from results import machine, markdown_table, write_section
 from torch import Tensor
 
 from glancefocus.bench.wall_clock import Case, Subject, Timing, bench_opened, images_needed
-from glancefocus.cli.bench import BenchAsked, preset_subject
+from glancefocus.cli.bench import BenchOptions, preset_subject
 from glancefocus.export.formats import Format, format_named, quiet
 from glancefocus.export.writing import write_graphs, write_part
 from glancefocus.network.model import GlanceFocus
@@ -54,7 +54,7 @@ def measure(to: Format, rounds: int) -> dict[str, Timing]:
     torch.set_num_threads(1)
     timings = {}
     for name, light_policy in NETWORKS.items():
-        subject = preset_subject(name, None, BenchAsked(light_policy=light_policy), images_needed(1))
+        subject = preset_subject(BenchOptions(name, light_policy=light_policy), images_needed(1))
         with tempfile.TemporaryDirectory() as folder:
             net, backbone = opened(subject, to, Path(folder))
             timings[name] = bench_opened(subject, Case(to.name, 1, 1), net, backbone, rounds=rounds)

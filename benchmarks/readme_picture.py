@@ -13,7 +13,9 @@ from PIL import Image
 import glancefocus as gf
 from glancefocus.data.sources import open_data
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation.report import gallery_of
+from glancefocus.evaluation.assess import answers_of, examples
+from glancefocus.evaluation.boxes import draw_rows
+from glancefocus.evaluation.records import looks_folder, record_looks
 from glancefocus.training.recipes import train_settings
 
 
@@ -23,8 +25,9 @@ def main() -> None:
     settings = train_settings("signs")
     test = open_data(settings.data, settings.network.view).test
     assert isinstance(test, MemorySplit)
-    gallery = [g for g in gallery_of(bundle, test, bundle.exit_rule(), each=2) if g[0] != "answered wrongly"]
-    urls = [url for heading, urls in gallery for url in urls[: 1 if heading == "answered at the glance" else 2]]
+    record = record_looks(bundle, test, looks_folder(demo / "run" / "bundle"), source="signs", name="test")
+    chosen = [rows[: 1 if look == 0 else 2] for look, (_, rows) in enumerate(examples(answers_of(bundle, record), 2))]
+    urls = draw_rows(bundle, test, [row for rows in chosen for row in rows])
     pictures = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls[:4]]
     width, height = max(p.width for p in pictures), max(p.height for p in pictures)
     strip = Image.new("RGB", (len(pictures) * (width + 12) - 12, height), "white")

@@ -41,7 +41,7 @@ def measure(run: Path) -> dict[str, Any]:
     if data.test is None:
         raise SystemExit(f"{run}: its data has no test images")
     if isinstance(data.test, MemorySplit):
-        comparison = report_run(bundle, settings, run, run / "report.html")
+        comparison = report_run(bundle, settings, run, run / "test-report")
     else:
         plain = load_backbone(settings, run)
         accuracy = None if plain is None else backbone_accuracy(plain, data.test)

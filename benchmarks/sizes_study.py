@@ -18,8 +18,8 @@ from results import machine, markdown_table, write_section
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import patches_of
 from glancefocus.evaluation.assess import assess, look_table
-from glancefocus.evaluation.choosing import Records, looks_folder
 from glancefocus.evaluation.figures import as_png, draw_findings
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import direct_curve, solve_at
 from glancefocus.free_memory import keep_freed_memory
 from glancefocus.training.recipes import train_settings

@@ -15,7 +15,7 @@ from results import machine, markdown_table, write_section
 
 from glancefocus.bench.time_shares import SHARES
 from glancefocus.bench.wall_clock import Subject, bench, images_needed, usual_cases
-from glancefocus.cli.bench import BenchAsked, bundle_subject, preset_subject
+from glancefocus.cli.bench import BenchOptions, bundle_subject, preset_subject
 from glancefocus.runtime.choose import runtime_words
 
 # (batch, threads): many images on two cores, and one on a phone.
@@ -32,10 +32,10 @@ def subjects(bundle: Path | None, data: str) -> dict[str, Subject]:
     most = max(images_needed(batch) for batch, _ in SETTINGS)
     found = {}
     if bundle is not None:
-        found["signs, trained"] = bundle_subject(bundle, data, BenchAsked(), most, lambda *told: None)
-    found["gf-resnet50-96"] = preset_subject("gf-resnet50-96", None, BenchAsked(light_policy=True), most)
+        found["signs, trained"] = bundle_subject(bundle, BenchOptions(str(bundle), data), most, lambda *progress: None)
+    found["gf-resnet50-96"] = preset_subject(BenchOptions("gf-resnet50-96", light_policy=True), most)
     name = "gf-mobilenetv3-large-100-96"
-    found[name] = preset_subject(name, None, BenchAsked(), most)
+    found[name] = preset_subject(BenchOptions(name), most)
     return found
 
 

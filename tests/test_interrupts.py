@@ -116,8 +116,8 @@ def test_children_do_not_get_signals_and_their_parent_gets_those_that_came_meanw
 def test_a_command_that_is_interrupted_says_one_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("glancefocus.cli.models.list_models", lambda **words: press())
-    monkeypatch.setattr("glancefocus.cli.predict.predict_files", lambda *words, **more: press())
+    monkeypatch.setattr("glancefocus.cli.models.read_table", press)
+    monkeypatch.setattr("glancefocus.bundle.bundle.load", lambda *words, **more: press())
     with pytest.raises(SystemExit) as end:
         main([verb] if verb == "models" else [verb, "bundle", "a.jpg"])
     assert end.value.code == 130

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadSetting
 from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
 from glancefocus.exits.score import Confidence, Score, Value
@@ -19,7 +20,7 @@ from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.region import native, whole
 from glancefocus.scene import JoinedScenes, Scene, as_scene, join_scenes
-from glancefocus.stream import HELD_BATCHES, MergedLooks, in_batches, look_at_stream
+from glancefocus.stream import HELD_BATCHES, MergedLooks, look_at_stream
 
 LookWith = Callable[..., Look]
 MakeNet = Callable[..., GlanceFocus]
@@ -201,9 +202,9 @@ def test_images_and_clips_of_different_sizes_are_merged(small_bundle: Callable[.
         sides = [(64, 64), (64, 96), (96, 64), (64, 64), (64, 64)]
         shape = () if frames == 1 else (frames,)
         images = [torch.rand(*shape, 3, *side, generator=generator) for side in sides]
-        rule = bundle.exit_rule(looks=3)
-        alone = bundle.predict_images(images, rule, batch_size=2)
-        assert_same(alone, bundle.predict_images(images, rule, batch_size=2, merge=True))
+        viewed = [Viewed(image) for image in images]
+        alone = bundle.predict_images(images, bundle.exit_rule(looks=3), batch_size=2)
+        assert_same(alone, bundle.predict(viewed, looks=3, batch_size=2, merge=True))
 
 
 def test_a_bundle_merges_batches_of_pictures(small_bundle: Callable[..., Bundle]) -> None:
@@ -211,7 +212,7 @@ def test_a_bundle_merges_batches_of_pictures(small_bundle: Callable[..., Bundle]
     pictures = torch.randint(0, 256, (11, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     confidence = bundle.predict(pictures, looks=1).confidence.sort().values
     thresholds = [float(confidence[5:7].mean()), 0.0]
-    alone = bundle.predict(pictures, thresholds=thresholds, batch_size=3)
+    alone = bundle.predict(pictures, thresholds=thresholds, batch_size=3, merge=False)
     assert set(alone.looks.tolist()) == {1, 2}
     assert_same(alone, bundle.predict(pictures, thresholds=thresholds, batch_size=3, merge=True))
     streamed = list(bundle.predict_stream([*pictures[:4], None, *pictures[4:]], thresholds=thresholds, batch_size=3))
@@ -267,11 +268,3 @@ def test_a_deadline_and_merging_do_not_go_together(look_with: LookWith, small_bu
     pictures: Sequence[Any] = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
     with pytest.raises(BadSetting, match="Leave the deadline out, or turn pooling off"):
         small_bundle().predict(pictures, deadline_ms=1000, merge=True)
-
-
-def test_batches_are_handed_over_when_nothing_comes() -> None:
-    a, b, c = (torch.tensor(number) for number in range(3))
-    assert list(in_batches([a, b, c], 2)) == [[a, b], [c]]
-    assert list(in_batches([a, None, None, b, c], 2)) == [[a], None, [b, c]]
-    with pytest.raises(BadSetting, match="batch_size must be a whole number"):
-        in_batches([], 0)

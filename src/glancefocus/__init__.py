@@ -11,8 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glancefocus.bundle.bundle import Bundle
-    from glancefocus.bundle.loading import load
+    from glancefocus.bundle.bundle import Bundle, load
     from glancefocus.errors import GlancefocusError
     from glancefocus.exits.rule import ExitRule
     from glancefocus.loop import look_until_sure
@@ -33,7 +32,7 @@ _HOMES = {
     "GlancefocusError": "glancefocus.errors",
     "Outcome": "glancefocus.outcome",
     "create": "glancefocus.network.build",
-    "load": "glancefocus.bundle.loading",
+    "load": "glancefocus.bundle.bundle",
     "look_until_sure": "glancefocus.loop",
 }
 

@@ -76,11 +76,11 @@ class Costs:
         return self.policy_macs if last_px is None else self.focus_policy_macs.get(last_px, self.policy_macs)
 
     def spent(self, looks: Tensor, patch_px: Tensor, aims_first: bool = False) -> Tensor:
-        """What each image cost that left after so many looks, (N,) float64.
+        """What each image cost, (N,) float64.
 
         looks     (N,) number of looks taken
         patch_px  (N, at most T - 1) side of each focus patch; what lies beyond `looks` does not count
-        aims_first  whoever left before the last look had been aimed for already
+        aims_first  the score needs the next aim, so images that left before the last look had paid for it already
         """
         known = set(self.focus_encoder_macs) | {0}
         looks, patch_px = looks.cpu(), patch_px.cpu()
@@ -142,7 +142,7 @@ class Latency:
     batch_size  images looked at together
     glance_ms   the first look
     focus_ms    (T - 1, K): look 2, 3, ... with a patch of each size; the aim is part of the look
-    runtime     who looked; None: the network as torch runs it
+    runtime     the runtime that was measured; None: the network's own torch modules
     """
 
     device: str

@@ -6,7 +6,7 @@ For training on a CPU that can be close to half of the time, so `keep_freed_memo
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,27 +72,6 @@ def check_memory(needed_bytes: int, name: str) -> None:
 def batch_bytes() -> int:
     """How much memory the images of one batch may take."""
     return min(MOST_BATCH_BYTES, available_bytes() // 4)
-
-
-def in_small_batches(
-    items: Iterator[Item], size_of: Callable[[Item], int], most_items: int, most_bytes: int
-) -> Iterator[list[Item]]:
-    """Batches of `most_items` items, or fewer if these would take more than `most_bytes`; a larger item is a batch of its own."""
-    batch: list[Item] = []
-    taken = 0
-    for item in items:
-        size = size_of(item)
-        if batch and taken + size > most_bytes:
-            yield batch
-            batch, taken = [], 0
-        batch.append(item)
-        del item
-        taken += size
-        if len(batch) == most_items or taken >= most_bytes:  # before the next one is read
-            yield batch
-            batch, taken = [], 0
-    if batch:
-        yield batch
 
 
 def bytes_of(image: "Tensor") -> int:

@@ -1,4 +1,4 @@
-"""What came of looking: the answer of every image, how many looks it took, where they went, and what they cost."""
+"""The result of a prediction: the answer for every image, the number of looks it took, where they were, and what they cost."""
 
 import itertools
 import math
@@ -13,25 +13,28 @@ from torch import Tensor
 
 from glancefocus.costs import Costs
 from glancefocus.look import Look
+from glancefocus.region import Box, Placement, top_left
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row an image; T is the largest number of looks.
+    """The result for N images, one row for each; T is the largest number of looks.
 
     answer      (N,) index of the class
     confidence  (N,) softmax probability of that class
-    looks       (N,) how many looks it took, the glance included
-    sure        (N,) it stopped because its score was above its threshold, see thresholds; otherwise it was out of looks, or of
-                time. That says nothing of how large the score is: a threshold may be below one half.
+    looks       (N,) number of looks taken, the glance included
+    sure        (N,) True: the image stopped because its score was above its threshold, see thresholds. False: it had no looks or
+                no time left. This does not mean that the score is high: a threshold may be below one half.
     logits      (N, classes) at the last look taken
-    where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN where there was no look
-    patch_px    (N, T - 1) side of each patch; 0 where there was no look
-    answer_after, confidence_after  (N, T) after each look; -1 and NaN where there was none
-    aims_first  the policy had aimed before an image could leave, and that was paid for
-    thresholds  what the score had to be above to stop after each look; None where that is not known
-    score       what was compared with them: confidence, entropy, ...
-    notes       what is odd about each image, such as that it was upscaled; empty: nothing is odd about any
+    where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN for looks that were not taken
+    patch_px    (N, T - 1) side of each patch; 0 for looks that were not taken
+    answer_after, confidence_after  (N, T) after each look; -1 and NaN for looks that were not taken
+    aims_first  the policy aimed before the image could stop, and this cost is counted
+    thresholds  the score had to be above this to stop after each look; None if unknown
+    score       the score that is compared with them: confidence, entropy, ...
+    notes       what is unusual about each image, such as "upscaled from 20x9 px"; empty: nothing for any image
+    placements  where each image lies in its picture
+    image_px    (N, 2) height and width of each image; None if unknown
     """
 
     answer: Tensor
@@ -49,6 +52,8 @@ class Outcome:
     thresholds: tuple[float, ...] | None = None
     score: str = "confidence"
     notes: tuple[tuple[str, ...], ...] = ()
+    placements: tuple[Placement, ...] = ()
+    image_px: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -64,16 +69,32 @@ class Outcome:
 
     @property
     def cost_macs(self) -> Tensor:
-        """(N,) multiply-adds that each image really cost."""
+        """(N,) multiply-adds that were computed for each image."""
         if self.costs is None:
             raise ValueError("this outcome was recorded without a table of costs")
         return self.costs.spent(self.looks, self.patch_px, self.aims_first)
 
+    @property
+    def boxes(self) -> list[list[Box]]:
+        """For each image the boxes of its patches, in pixels of its picture; the glance, which sees everything, has no box."""
+        if self.image_px is None:
+            raise ValueError("this outcome was recorded without the sizes of its images")
+        return [self._boxes_of(row, *size) for row, size in enumerate(self.image_px.tolist())]
+
+    def _boxes_of(self, row: int, height_px: int, width_px: int) -> list[Box]:
+        found = []
+        for look in range(int(self.looks[row]) - 1):
+            px = int(self.patch_px[row, look])
+            top, left = top_left(self.where[row, look][None], height_px, width_px, px)[0].tolist()
+            found.append(self.placements[row].box_in_picture(top, left, px))
+        return found
+
     def name(self, index: int) -> str:
+        """The name of a class; its number if the classes have no names."""
         return str(index) if self.classes is None else self.classes[index]
 
     def threshold(self, row: int) -> float | None:
-        """What the score of an image was above when it stopped; None where it was out of looks, or the threshold is not known."""
+        """The threshold that the score of an image was above when it stopped; None if it was out of looks, or it is unknown."""
         if self.thresholds is None or not bool(self.sure[row]):
             return None
         return self.thresholds[int(self.looks[row]) - 1]
@@ -105,59 +126,61 @@ class Outcome:
         notes: tuple[tuple[str, ...], ...] = ()
         if any(part.notes for part in parts):
             notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
-        return replace(parts[0], **tensors, notes=notes)
+        placements = tuple(itertools.chain.from_iterable(part.placements for part in parts))
+        return replace(parts[0], **tensors, notes=notes, placements=placements)
 
 
 class OutcomeRecorder:
-    """Fills outcomes while the loop runs. Every glance adds its rows; what is finished at the front can be taken away.
+    """Builds an Outcome while the loop runs. Every glance adds rows; finished rows can be taken from the front.
 
-    During the loop looks are only remembered. They are written down together when somebody asks, into arrays of numpy on the CPU:
-    between two looks at a single image every step would cost several times as much, because a look leaves nothing in the caches.
+    During the loop a look is only put into a list. All looks are written into numpy arrays on the CPU later, when the result is
+    asked for. Written between two looks at a single image, each row would take several times as long, because a look of the
+    network evicts everything from the CPU's caches.
     """
 
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
-        self._notes: list[tuple[Look, Tensor, Tensor]] = []
+        self._looks: list[tuple[Look, Tensor, Tensor]] = []
         self._glances = 0
         self._taken = 0
         self._table: dict[str, NDArray[Any]] = {}
         self._device = torch.device("cpu")
 
     def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
-        """Remember this look of every row in it, and who leaves."""
-        self._notes.append((look, leaving, sure))
+        """Keep a look, the rows that leave after it, and whether they were above their threshold."""
+        self._looks.append((look, leaving, sure))
 
     def finish(self, **more: Any) -> Outcome:
-        """The outcome of every row that was not taken yet."""
-        self._write_down()
+        """The outcome of all rows that were not taken yet."""
+        self._write_all()
         return self.take(len(self._table["looks"]), **more)
 
     def finished(self, count: int) -> bool:
-        """Whether the first so many rows have left."""
-        self._write_down()
+        """Whether the first `count` rows have left."""
+        self._write_all()
         return bool((self._table["looks"][:count] > 0).all())
 
     def take(self, count: int, **more: Any) -> Outcome:
-        """The outcome of the first so many rows, which are then forgotten."""
-        self._write_down()
+        """The outcome of the first `count` rows, which are removed from the recorder."""
+        self._write_all()
         front = {name: column[:count] for name, column in self._table.items()}
         self._table = {name: column[count:] for name, column in self._table.items()}
         self._taken += count
         each, last = np.arange(len(front["looks"])), front["looks"] - 1
-        noted = {
+        columns = {
             "answer": front["answer"][each, last],
             "confidence": front["confidence"][each, last],
             "answer_after": front["answer"],
             "confidence_after": front["confidence"],
             **{name: front[name] for name in ("looks", "sure", "logits", "where", "patch_px")},
         }
-        tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in noted.items()}
+        tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in columns.items()}
         return Outcome(**tensors, **more)
 
-    def _write_down(self) -> None:
-        notes, self._notes = self._notes, []
-        for note in notes:
-            self._write(*note)
+    def _write_all(self) -> None:
+        looks, self._looks = self._looks, []
+        for one in looks:
+            self._write(*one)
 
     def _write(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         logits = _array(look.logits)
@@ -165,9 +188,9 @@ class OutcomeRecorder:
             self._device = look.logits.device
             self._add_rows(logits)
         table, index = self._table, look.number - 1
-        # Rows are in order as long as they are those of one glance.
-        everybody = self._glances == 1 and len(logits) == len(table["looks"])
-        rows: Any = slice(None) if everybody else _array(look.rows) - self._taken
+        # After a single glance the rows are in order, and a slice is faster than an index of rows.
+        all_rows = self._glances == 1 and len(logits) == len(table["looks"])
+        rows: Any = slice(None) if all_rows else _array(look.rows) - self._taken
         confidence, answer = look.best
         table["answer"][rows, index] = _array(answer)
         table["confidence"][rows, index] = _array(confidence)
@@ -200,6 +223,6 @@ class OutcomeRecorder:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as an array, wherever it is; numpy has no bfloat16."""
+    """A tensor of any device as an array; numpy has no bfloat16."""
     array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
     return array

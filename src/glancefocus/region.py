@@ -21,6 +21,10 @@ from glancefocus.settings import GlanceResize, ViewSettings
 FLOATS_PER_CALL = 1 << 22
 
 
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom in pixels; right and bottom are exclusive."""
+
+
 @dataclass(frozen=True)
 class View:
     """A region without its place: how much of an image a look covers, and at what resolution.
@@ -69,6 +73,29 @@ class Region:
         if self.where is None:
             return [self] * len(counts)
         return [Region(self.view, where) for where in torch.split(self.where, counts)]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an image lies in the picture that it was made from: picture = (image + offset) / scale, in pixels.
+
+    note  what is unusual about the picture, such as "upscaled from 20x9 px"; empty: nothing
+    """
+
+    scale_y: float = 1.0
+    scale_x: float = 1.0
+    offset_y: float = 0.0
+    offset_x: float = 0.0
+    note: str = ""
+
+    def box_in_picture(self, top: float, left: float, px: int) -> Box:
+        """The box of a patch in pixels of the picture; top, left and px are in pixels of the image."""
+        return (
+            round((left + self.offset_x) / self.scale_x),
+            round((top + self.offset_y) / self.scale_y),
+            round((left + px + self.offset_x) / self.scale_x),
+            round((top + px + self.offset_y) / self.scale_y),
+        )
 
 
 def whole(px: int, resize: GlanceResize = "antialias") -> View:

@@ -64,7 +64,7 @@ class _Bags(NamedTuple):
 
 
 class _Stripe(NamedTuple):
-    """New columns from begin to end are so many old ones, beginning with the first, times a matrix."""
+    """New columns begin:end are the old columns from `first` on, times a matrix."""
 
     begin: int
     end: int

@@ -79,12 +79,12 @@ class PolicySettings:
 class NetworkSettings:
     """One glance-and-focus network.
 
-    backbone       any timm name; backbone_options go to timm, those of network/backbone_options.py
+    backbone       any timm name; backbone_options go to timm, those of network/backbones.py
     patch_px       side of the focus patches; several sizes make a multi-scale network
     looks          the glance and the focus looks together (T in the paper)
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models
-    first_answer   who answers the glance: the classifier, the glance encoder's own head, or that head only when evaluating
-    frames         1 for images; more for clips of so many frames, which are looked at through the same box
+    first_answer   the part that answers the glance: the classifier, the glance encoder's own head, or that head only in evaluation
+    frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
 

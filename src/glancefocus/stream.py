@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from glancefocus.errors import BadSetting
 from glancefocus.exits.rule import ExitRule
@@ -155,24 +154,6 @@ def refuse_deadline(deadline: object | None) -> None:
         raise BadSetting(
             "a deadline is for one batch, but pooled batches wait for each other. Leave the deadline out, or turn pooling off."
         )
-
-
-def in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
-    """Batches of this size from a stream of images. None in the stream (nothing has arrived) ends a batch early."""
-    batch_size = checked(BatchSize, batch_size, "batch_size")
-    return _in_batches(images, batch_size)
-
-
-def _in_batches(images: Iterable[Tensor | None], batch_size: int) -> Iterator[list[Tensor] | None]:
-    batch: list[Tensor] = []
-    for image in images:
-        if image is not None:
-            batch.append(image)
-        if image is None or len(batch) == batch_size:
-            yield batch or None
-            batch = []
-    if batch:
-        yield batch
 
 
 @torch.inference_mode()

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from glancefocus.bench.forced_exits import checked_shares, forced_exits, planned_exits, shares_within
+from glancefocus.bench.wall_clock import checked_shares, forced_exits, shares_within
 from glancefocus.errors import BadBudget, BadSetting
+from glancefocus.exits.geometric import planned_exits
 from glancefocus.loop import look_until_sure
 from glancefocus.scene import as_scene
 

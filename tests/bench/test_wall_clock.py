@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from glancefocus.bench import wall_clock as bench_module
-from glancefocus.bench.same_accuracy import cheapest_as_accurate, looks_taken, rows_that_stand_for_all
 from glancefocus.bench.time_shares import SHARES, Stopwatch, TimedScene, time_shares
 from glancefocus.bench.wall_clock import (
     Case,
@@ -24,6 +23,7 @@ from glancefocus.bench.wall_clock import (
 )
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting
+from glancefocus.evaluation.choosing import cheapest_as_accurate, representative_rows
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
@@ -36,13 +36,13 @@ MakeNet = Callable[..., GlanceFocus]
 
 def test_ratios_are_taken_within_each_round() -> None:
     # The second round ran on a machine three times as slow.
-    told = summary({"backbone": [0.4, 1.2, 0.6], "glancefocus": [0.2, 0.6, 0.2]}, images=10, mac_ratio=2.5)
-    assert told["backbone_ms"] == pytest.approx(60)
-    assert told["glancefocus_ms"] == pytest.approx(20)
-    assert told["backbone_ms_low"] == pytest.approx(50)
-    assert told["backbone_ms_high"] == pytest.approx(90)
-    assert told["time_ratio"] == pytest.approx(2.0)
-    assert told["quotient"] == pytest.approx(0.8)
+    found = summary({"backbone": [0.4, 1.2, 0.6], "glancefocus": [0.2, 0.6, 0.2]}, images=10, mac_ratio=2.5)
+    assert found["backbone_ms"] == pytest.approx(60)
+    assert found["glancefocus_ms"] == pytest.approx(20)
+    assert found["backbone_ms_low"] == pytest.approx(50)
+    assert found["backbone_ms_high"] == pytest.approx(90)
+    assert found["time_ratio"] == pytest.approx(2.0)
+    assert found["quotient"] == pytest.approx(0.8)
     assert summary({"backbone": [0.4], "glancefocus": [0.1]}, 1, 4.0)["quotient"] == pytest.approx(1.0)
 
 
@@ -182,7 +182,6 @@ def test_images_stand_for_all_in_how_many_leave_after_each_look() -> None:
     score = np.array([[0.9, 0.9], [0.1, 0.9], [0.9, 0.9], [0.9, 0.9]], dtype=np.float32)
     table = LookTable(score, np.ones((4, 2), dtype=np.bool_), np.array([1.0, 2.0]))
     thresholds = np.array([0.5, 0.0], dtype=np.float32)
-    assert looks_taken(table, thresholds).tolist() == [1, 2, 1, 1]
-    rows = rows_that_stand_for_all(table, {"thresholds": thresholds}, 8)
+    rows = representative_rows(table, thresholds, 8)
     assert rows.count(1) == 2
     assert sorted(rows) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -16,6 +16,7 @@ from PIL import Image
 
 import glancefocus as gf
 from glancefocus import files
+from glancefocus.bundle import predicting
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Costs, Latency, device_name
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
@@ -286,8 +287,8 @@ def test_the_wrong_number_of_classes_is_refused(bundle: Bundle) -> None:
         Bundle(bundle.net, ("a", "b", "c", "d"), bundle.costs)
 
 
-def test_a_bundle_says_itself_what_it_is(folder: Path) -> None:
-    with pytest.raises(BadSetting, match="is a bundle, which says itself what it is"):
+def test_a_bundle_is_loaded_without_settings_of_a_checkpoint(folder: Path) -> None:
+    with pytest.raises(BadSetting, match="is a bundle, which contains model, patch_px and looks"):
         gf.load(folder, model="resnet50")
 
 
@@ -372,13 +373,13 @@ def test_large_images_are_answered_as_small_ones_are(small_bundle: MakeBundle, m
 def test_batches_of_large_images_are_smaller(small_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = small_bundle(view={"fit": "whole"})
     batches: list[int] = []
-    predict = Bundle.predict_images
+    look = predicting.look_until_sure
 
-    def noted(self: Bundle, images: Any, *more: Any) -> Any:
-        batches.append(len(images))
-        return predict(self, images, *more)
+    def noted(net: Any, scene: Any, *more: Any) -> Any:
+        batches.append(scene.count)
+        return look(net, scene, *more)
 
-    monkeypatch.setattr(Bundle, "predict_images", noted)
+    monkeypatch.setattr(predicting, "look_until_sure", noted)
     monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
     outcome = bundle.predict([pixels(64, 64), pixels(200, 200), *[pixels(64, 64, seed=n) for n in range(3)]])
     assert batches == [1, 1, 2, 1]

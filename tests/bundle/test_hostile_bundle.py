@@ -20,11 +20,12 @@ from glancefocus.bundle import files as bundle_files
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadBundle
-from glancefocus.evaluation.aims import noted_aims
-from glancefocus.evaluation.by_class import Answers, accuracy_by_class, class_rows, class_sections, frequent_confusions
-from glancefocus.evaluation.choosing import Records
+from glancefocus.evaluation.assess import Answers, accuracy_by_class, frequent_confusions
+from glancefocus.evaluation.every_look import noted_aims
 from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
-from glancefocus.evaluation.full_report import noted_images, read_training_curves
+from glancefocus.evaluation.records import Records
+from glancefocus.evaluation.report import class_sections, noted_images, read_training_curves
+from glancefocus.evaluation.tables import class_csv_rows
 from glancefocus.export.samples import open_splits
 from glancefocus.export.standalone.answers import AnswerWriter
 from glancefocus.settings import to_plain
@@ -247,7 +248,7 @@ def test_notes_that_a_report_would_show_are_checked() -> None:
     for aims, sentence in (
         (3, "notes.aims must be a table"),
         ({"better": 1, "sentence": "x"}, "notes.aims.better must be true or false, but got 1"),
-        ({"better": True}, "notes.aims.sentence is missing"),
+        ({"better": True}, "notes.aims is incomplete: .*'sentence'"),
     ):
         with pytest.raises(BadBundle, match=sentence):
             noted_aims({"aims": aims})
@@ -278,7 +279,7 @@ def test_class_names_are_text_in_reports_figures_and_csv() -> None:
     page = "".join(class_sections(answers))
     assert "<b>" not in page
     assert [name for name, *_ in frequent_confusions(answers, 5)] == [names[1], names[2]]
-    assert {row["class"]: row["accuracy"] for row in class_rows(answers)} == {
+    assert {row["class"]: row["accuracy"] for row in class_csv_rows(answers)} == {
         names[0]: 1.0,
         names[1]: 0.0,
         names[2]: 0.5,

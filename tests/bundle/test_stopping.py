@@ -91,7 +91,8 @@ def test_milliseconds_that_nobody_measured_here_are_said(latencies: list[Latency
     bundle = replace(small_bundle(), latencies=latencies)
     assert bundle.latency_here() is None
     with pytest.raises(
-        BadBudget, match="no milliseconds were measured on this device with so many threads in this runtime. Run `gf"
+        BadBudget,
+        match="no milliseconds were measured on this device with this number of threads in this runtime. Run `gf",
     ):
         bundle.predict(pixels(), budget_ms=5.0)
 

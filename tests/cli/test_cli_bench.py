@@ -13,7 +13,7 @@ from PIL import Image
 
 from glancefocus.bench.wall_clock import Case, Subject, Timing, bench
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli.bench import BenchAsked, preset_subject
+from glancefocus.cli.bench import BenchOptions, preset_subject
 
 Run = Callable[..., Any]
 QUICK = ("--runtime", "eager", "--batch", 4, "--threads", 1, "--rounds", 1)
@@ -55,7 +55,7 @@ def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monke
         measured.append((case.runtime, case.light_weights))
         return bench(subject, replace(case, runtime="eager", light_weights=False), rounds=rounds, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.cli.bench.bench", note)
+    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
     words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--batch", 4, "--rounds", 1, "--json")
     gf(*words)
     assert measured == [("eager", False), ("onnx", False), ("openvino", False)]
@@ -73,7 +73,7 @@ def test_people_get_two_tables(gf: Run, run_folder: Path) -> None:
     told = gf("bench", run_folder / "run" / "bundle", "--exits", "0.5,0.5,0", *QUICK)
     assert "against its plain backbone" in told
     assert "where the time of glancefocus goes" in told
-    assert "of 20 images 10 / 10 / 0 left after look 1 / 2 / 3" in told
+    assert "of 20 images 10 / 10 / 0 stopped after look 1 / 2 / 3" in told
 
 
 def test_by_default_it_is_brief_and_all_measures_everything(gf: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_by_default_it_is_brief_and_all_measures_everything(gf: Run, monkeypatch
         asked.append((case.batch, rounds, seconds is not None))
         return bench(subject, Case("eager", 1, 1), rounds=1, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.cli.bench.bench", note)
+    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
     words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--json", "--runtime", "eager")
     gf(*words)
     assert asked == [(1, 7, True), (32, 7, True)]
@@ -101,7 +101,7 @@ def test_rows_are_shown_as_they_come(
         shown.append(capsys.readouterr().out)
         return bench(subject, case, rounds=1, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.cli.bench.bench", note)
+    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
     words = ("--exits", "0.5,0.5,0", "--runtime", "plain", "eager", "--batch", 4, "--threads", 1)
     rest = gf("bench", run_folder / "run" / "bundle", *words)
     assert "against its plain backbone" in shown[0]
@@ -131,7 +131,7 @@ def test_a_bundles_own_thresholds_say_how_many_leave(
     ("words", "sentence"),
     [
         (("gf-mini-84",), "there is no bundle or preset named 'gf-mini-84'. Did you mean 'gf-mini-48'"),
-        (("gf-mini-48",), "nobody has said how many images leave after each of 4 looks"),
+        (("gf-mini-48",), "the shares of images that stop after each of 4 looks are unknown"),
         (("gf-mini-48", "--exits", "0.5,0.6,0.1,0.1"), "which sum to 1, but got 0.5, 0.6, 0.1, 0.1"),
         (("gf-mini-48", "--exits", "half"), "--exits must be a number from 0 to 1, but got half"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--budget-macs", "9e6"), "not both"),
@@ -143,7 +143,7 @@ def test_a_bundles_own_thresholds_say_how_many_leave(
         ),
         (("gf-mini-48", "--exits", "1,0,0,0", "--rounds", "0"), "--rounds must be a whole number from 1"),
         (("gf-mini-48", "--exits", "1,0,0,0", "--runtime", "onyx"), "Did you mean 'onnx'?"),
-        (("gf-mini-48", "signs"), "gf-mini-48 has made-up weights, which recognise nothing in signs"),
+        (("gf-mini-48", "signs"), "gf-mini-48 has random weights, which recognise nothing in signs"),
         (("gf-mini-48", "--set", "policy.unit=3", "--exits", "1,0,0,0"), "unit"),
     ],
 )
@@ -156,7 +156,7 @@ def test_mistakes_get_one_sentence(words: tuple[str, ...], sentence: str, gf: Ru
 
 def test_a_bundle_is_measured_as_it_is(gf: Run, run_folder: Path, tmp_path: Path) -> None:
     bundle = run_folder / "run" / "bundle"
-    assert "for presets. Leave them out" in gf("bench", bundle, "--light-policy", code=2)
+    assert "they are for presets. Leave them out" in gf("bench", bundle, "--light-policy", code=2)
     assert "Leave the data out" in gf("bench", bundle, run_folder / "pets", "--exits", "1,0,0,0", code=2)
     missing = gf("bench", bundle, run_folder / "pets", "--backbone", tmp_path / "none.safetensors", code=2)
     assert "there is no plain backbone at" in missing
@@ -173,7 +173,7 @@ def test_a_bundle_is_measured_as_it_is(gf: Run, run_folder: Path, tmp_path: Path
     ],
 )
 def test_the_papers_shares_are_the_default_of_its_networks(preset: str, fewer_macs: float | None) -> None:
-    subject = preset_subject(preset, None, BenchAsked(light_policy=True), most_images=300)
+    subject = preset_subject(BenchOptions(preset, light_policy=True), most_images=300)
     assert subject.net.settings.policy.units == 256
     assert subject.exits is not None
     counts = [subject.exits.count(look) for look in range(1, subject.net.settings.looks + 1)]

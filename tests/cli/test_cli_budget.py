@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.evaluation.assess import look_table, within_budget
+from glancefocus.evaluation.assess import look_table
+from glancefocus.evaluation.choosing import within_budget
 from glancefocus.exits.budget import geometric_within
 from glancefocus.exits.record import LookRecord
 
@@ -218,7 +219,7 @@ def test_what_to_expect_of_new_images_is_said_with_intervals_and_how_many_images
         assert new["images_needed"] > 12
         said = gf("budget", bundle, pets / "val", "--macs", budget)
         assert "expected on 3,000 new images, 95 %" in said
-        assert f"about {new['images_needed']:,} would tell it to ±10 %." in said
+        assert f"about {new['images_needed']:,} are needed for ±10 %." in said
 
 
 def test_thresholds_are_chosen_on_all_images_and_measured_by_those_of_others(
@@ -245,11 +246,11 @@ def test_training_images_may_choose_as_in_the_paper(gf: Run, bundle: Path, tmp_p
 def test_people_get_a_table(gf: Run, bundle: Path, pets: Path, macs: list[int]) -> None:
     printed = gf("budget", bundle, pets, "--macs", macs[1])
     assert "thresholds on the confidence:" in printed
-    assert "stored in the bundle: gf predict uses them" in printed
+    assert "stored in the bundle. gf predict uses these thresholds" in printed
     printed = gf("budget", bundle, pets, "--macs", 1e12, "--no-store")
     assert "every look for every image fits into this budget." in printed
     assert "not stored" in printed
-    assert "every budget, measured on images that did not choose" in gf("budget", bundle, pets, "--curve")
+    assert "all budgets, measured on images that did not choose the thresholds" in gf("budget", bundle, pets, "--curve")
 
 
 def test_evaluate_measures_and_writes_numbers_figures_and_a_page(
@@ -294,7 +295,7 @@ def test_evaluate_ends_with_the_verdict(gf: Run, bundle: Path, pets: Path, tmp_p
     assert (report / "figures" / "rivals.png").exists()
     printed = gf("evaluate", bundle, pets, "--no-latency")
     assert "backbone at 40 px" in printed
-    assert "Cannot be told from 12 images" in printed
+    assert "Undecided with 12 images" in printed
     assert gf("evaluate", bundle, pets, "--rivals", "none", "--no-latency", "--json")["verdict"] is None
     sentence = gf("evaluate", bundle, pets, "--rivals", "tuned", code=2)
     assert "settings.json" in sentence  # there is no run to tune in
@@ -326,10 +327,10 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
     (record,) = (tmp_path / "bundle-looks").iterdir()
     found = gf("budget", bundle, record, "--macs", macs[1], "--json")
     assert found["chosen_on"] == f"{pets}, val"
-    assert found["measured_on"] == f"{pets}, val, each by thresholds that others chose"
+    assert found["measured_on"] == f"{pets}, val, each image with thresholds chosen on the others"
     assert sum(found["on_these"]["exits_per_look"]) == 12
     assert gf("evaluate", bundle, record, "--no-latency", "--json")["data"] == f"{pets}, val"
-    assert "a look record does not hold them. Name the data" in gf(
+    assert "a look record does not contain them. Name the data" in gf(
         "budget", bundle, record, "--macs", macs[1], "--calibrate", code=2
     )
 
@@ -337,9 +338,12 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "gf: say what an answer may cost: --macs 2e8, or --ms 12, or --curve for all budgets; one of them."),
-        (("--macs", 1e7, "--ms", 5), "gf: say what an answer may cost"),
-        (("--macs", 1e7, "--curve"), "gf: say what an answer may cost"),
+        (
+            (),
+            "gf: give the cost that an answer may have: --macs 2e8, or --ms 12, or --curve for all budgets; exactly one of them.",
+        ),
+        (("--macs", 1e7, "--ms", 5), "gf: give the cost that an answer may have"),
+        (("--macs", 1e7, "--curve"), "gf: give the cost that an answer may have"),
         (("--macs", 3), "gf: a budget of 3 multiply-adds is less than one glance"),
         (("--macs", 3), "Multiply-adds are counted one by one, such as 2e8; milliseconds are given with --ms"),
         (("--macs", -1), "gf: --macs must be a number above 0 and at most 1,000,000,000,000,000,000, but got -1."),

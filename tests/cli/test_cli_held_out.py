@@ -118,7 +118,7 @@ def test_random_labels_known_by_heart_are_measured_at_chance_level(gf: Run, trai
     assert by_heart["images"] == trained.trained
     assert by_heart["accuracy_after_look"][-1] > 0.9
     assert by_heart["remarks"] == [
-        f"these 50 {trained.noun} trained this network: it has learnt them, and figures on new ones will be lower."
+        f"these 50 {trained.noun} were used to train this network; accuracy on new ones will be lower."
     ]
     found = gf("evaluate", trained.bundle, trained.data, *quick)
     assert found["images"] == trained.held_out
@@ -131,11 +131,13 @@ def test_random_labels_known_by_heart_are_measured_at_chance_level(gf: Run, trai
     else:
         assert found["data"] == f"{trained.data}, val"
         assert found["chosen_on"] == "parts of these images for the other parts, in turns"
-        assert found["remarks"] == [f"50 of 75 {trained.noun} in {trained.data} trained this network and are left out."]
+        assert found["remarks"] == [
+            f"50 of 75 {trained.noun} in {trained.data} were used to train this network and are left out."
+        ]
     everything = gf("evaluate", trained.bundle, trained.data, "--split", "all", *quick)
     count = 100 if trained.layout == "train and test" else 75
     assert everything["images"] == count
-    assert everything["remarks"][0].startswith(f"50 of these {count} {trained.noun} trained this network")
+    assert everything["remarks"][0].startswith(f"50 of these {count} {trained.noun} were used to train this network")
 
 
 def test_budgets_are_chosen_and_measured_on_held_out_images(gf: Run, trained: Trained, tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_budgets_are_chosen_and_measured_on_held_out_images(gf: Run, trained: Tr
     if trained.layout == "train and test":
         words = f"{trained.data}, val", f"{trained.data}, test"
     else:
-        words = f"{trained.data}, val", f"{trained.data}, val, each by thresholds that others chose"
+        words = f"{trained.data}, val", f"{trained.data}, val, each image with thresholds chosen on the others"
     assert (found["chosen_on"], found["measured_on"]) == words
     # The thresholds are measured on images that did not choose them, also where the same data is given again.
     again = gf("evaluate", bundle, trained.data, "--no-latency", "--json")
@@ -153,7 +155,7 @@ def test_budgets_are_chosen_and_measured_on_held_out_images(gf: Run, trained: Tr
     paper = gf("budget", bundle, trained.data, "--on", "train", "--curve", "--no-store", "--json")
     assert paper["on_those"]["accuracy"] > 0.9
     assert paper["on_these"]["accuracy"] < CHANCE_AT_MOST
-    assert "trained this network" in paper["remarks"][0]
+    assert "were used to train this network" in paper["remarks"][0]
 
 
 def test_bench_measures_on_images_that_chose_nothing(gf: Run, flat: Trained, tmp_path: Path) -> None:
@@ -184,7 +186,8 @@ def test_training_images_are_recognised_when_renamed_copied_or_listed_elsewhere(
     found = gf("evaluate", flat.bundle, tmp_path / "copies", *quick)
     assert found["images"] == 35
     assert found["remarks"] == [
-        f"50 of 85 images in {tmp_path / 'copies'} trained this network and are left out. 10 images are new since training."
+        f"50 of 85 images in {tmp_path / 'copies'} were used to train this network and are left out. "
+        "10 images are new since training."
     ]
     copies = sorted((tmp_path / "copies").rglob("*.png"))
     lines = [f"{file},{file.parent.name},test" for file in copies]
@@ -210,9 +213,10 @@ def test_nothing_but_training_images_is_refused(gf: Run, flat: Trained, tmp_path
     for verb, more in (("evaluate", ()), ("budget", ("--curve",))):
         sentence = gf(verb, flat.bundle, tmp_path / "seen", *more, code=2)
         assert (
-            f"all 50 images in {tmp_path / 'seen'} trained this network: nothing is left to measure it on." in sentence
+            f"all 50 images in {tmp_path / 'seen'} were used to train this network: none is left to measure it on."
+            in sentence
         )
-        assert "--split train measures it on those that it has learnt from." in sentence
+        assert "with --split train." in sentence
     assert "has no split 'test', only train, val" in gf("evaluate", flat.bundle, flat.data, "--split", "test", code=2)
     assert "say different things" in gf(
         "budget", flat.bundle, flat.data, "--curve", "--on", "train", "--split", "val", code=2

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from glancefocus.bundle import predicting
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli import predict as predict_module
 from glancefocus.cli.main import main
 from glancefocus.cli.predict_output import Summary
 from glancefocus.data import frame_streams
@@ -106,13 +106,13 @@ def test_lines_are_written_before_the_next_batch_is_read(
     gf: Run, bundle_folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, lines = tmp_path / "answers.jsonl", []
-    see = predict_module.see
+    view = Bundle.view
 
-    def noted(*arguments: Any) -> Any:
+    def noted(self: Bundle, *arguments: Any, **options: Any) -> Any:
         lines.append(len(file.read_text().splitlines()))
-        return see(*arguments)
+        return view(self, *arguments, **options)
 
-    monkeypatch.setattr(predict_module, "see", noted)
+    monkeypatch.setattr(Bundle, "view", noted)
     gf("predict", bundle_folder, pictures, "-o", file, "--batch-size", 1, "--no-merge-batches")
     assert lines == [0, 1, 2, 3, 3]  # the fourth cannot be read, which is written with the fifth
     assert len(file.read_text().splitlines()) == 5
@@ -122,14 +122,14 @@ def test_lines_are_written_before_the_next_batch_is_read(
 def test_an_interrupted_file_holds_what_was_answered(
     form: str, gf: Run, bundle_folder: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    see = predict_module.see
+    view = Bundle.view
 
-    def interrupted(bundle: Bundle, name: str, *more: Any) -> Any:
+    def interrupted(self: Bundle, name: str, **options: Any) -> Any:
         if name.endswith("2.png"):
             raise KeyboardInterrupt
-        return see(bundle, name, *more)
+        return view(self, name, **options)
 
-    monkeypatch.setattr(predict_module, "see", interrupted)
+    monkeypatch.setattr(Bundle, "view", interrupted)
     file = tmp_path / f"answers.{form}"
     code, _, err = gf("predict", bundle_folder, pictures, "-o", file, "--batch-size", 1, "--no-merge-batches")
     assert code == 130
@@ -142,13 +142,13 @@ def test_an_interrupted_file_holds_what_was_answered(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--json", "--csv"), "gf: answers are written in one form: leave --json or --csv out."),
-        (("-o", "answers.txt"), "gf: what should answers.txt hold? Add --jsonl, --csv or --json"),
+        (("--json", "--csv"), "gf: answers are written in one format: leave --json or --csv out."),
+        (("-o", "answers.txt"), "gf: the format of answers.txt is unknown. Add --jsonl, --csv or --json"),
         (("-o", "/nowhere/a.csv"), "gf: /nowhere/a.csv cannot be written: No such file or directory."),
         (("-o", "/nowhere/a.json"), "gf: /nowhere/a.json cannot be written: No such file or directory."),
         (("-o", "/dev/full", "--jsonl"), "gf: /dev/full cannot be written: No space left on device."),
         (("--camera", "0"), "gf: name the pictures or folders to look at, or a --camera, and not both."),
-        (("--max-frames", "3"), "gf: max-frames says when a --camera ends."),
+        (("--max-frames", "3"), "gf: --max-frames says when a --camera ends."),
     ],
 )
 def test_what_cannot_be_written_gets_a_sentence(
@@ -183,21 +183,21 @@ def test_large_pictures_are_pooled_in_stretches_that_fit(
     gf: Run, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stretches: list[list[int]] = []
-    predict = Bundle.predict_batches
+    look = predicting.look_at_stream
 
-    def noted(self: Bundle, batches: Any, *more: Any, **options: Any) -> Any:
+    def noted(net: Any, scenes: Any, *more: Any, **options: Any) -> Any:
         stretches.append([])
 
         def counted() -> Any:
-            for batch in batches:
-                stretches[-1].append(len(batch))
-                yield batch
+            for scene in scenes:
+                stretches[-1].append(scene.count)
+                yield scene
 
-        return predict(self, counted(), *more, **options)
+        return look(net, counted(), *more, **options)
 
     for number in range(12):
         Image.new("RGB", (64, 64), (number, 0, 0)).save(tmp_path / f"{number:02}.png")
-    monkeypatch.setattr(Bundle, "predict_batches", noted)
+    monkeypatch.setattr(predicting, "look_at_stream", noted)
     monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)
     words = ("--batch-size", 4, "--merge-batches", "--thresholds", "0.35,0.35", "--jsonl")
     code, out, _ = gf("predict", bundle_folder, tmp_path, *words)
@@ -231,7 +231,7 @@ def test_a_camera_is_answered_until_it_ends(gf: Run, bundle_folder: Path, monkey
     rows = list(csv.DictReader(io.StringIO(out)))
     assert rows[-1]["frame"] == "24"
     assert f"gf: {len(rows)} frames in " in err
-    assert f"; {25 - len(rows)} dropped, as newer ones had come" in err or len(rows) == 25
+    assert f"; {25 - len(rows)} dropped because newer ones had arrived" in err or len(rows) == 25
 
 
 def test_a_camera_that_is_not_there_gets_a_sentence(gf: Run, bundle_folder: Path) -> None:

@@ -1,14 +1,13 @@
-"""Memory of pictures: estimated, refused with what to do, shared by smaller batches."""
+"""Memory of pictures: estimated, and refused with what to do."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
 from PIL import Image
 
 from glancefocus.data.images import bands, pixels_of, read_picture
 from glancefocus.errors import BadImage
-from glancefocus.free_memory import check_memory, in_small_batches
+from glancefocus.free_memory import check_memory
 
 MB = 1_000_000
 
@@ -33,27 +32,6 @@ def test_a_picture_is_refused_before_it_is_decoded(little_memory: None) -> None:
     # 169 million pixels of 12 bytes.
     with pytest.raises(BadImage, match=r"\(13000x13000 px\) needs about 2.0 GB of memory, but 1.5 GB are available"):
         read_picture(stream.getvalue())
-
-
-def test_batches_hold_so_many_items_or_so_much_memory() -> None:
-    sizes = [1, 1, 1, 1, 9, 1, 5, 5, 1]
-    batches = in_small_batches(iter(sizes), lambda size: size, most_items=3, most_bytes=8)
-    assert list(batches) == [[1, 1, 1], [1], [9], [1, 5], [5, 1]]
-
-
-def test_a_full_batch_is_given_before_the_next_item_is_read() -> None:
-    read: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in (1, 2, 8, 3):
-            read.append(number)
-            yield number
-
-    batches = in_small_batches(items(), lambda size: size, most_items=2, most_bytes=8)
-    assert next(batches) == [1, 2]
-    assert read == [1, 2]
-    assert next(batches) == [8]
-    assert read == [1, 2, 8]
 
 
 @pytest.mark.parametrize(("size", "count"), [((3, 3), 3), ((4, 6), 6), ((7, 2), 4), ((1, 9), 3), ((2, 2), 1)])

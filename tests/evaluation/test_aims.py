@@ -1,5 +1,6 @@
-"""Learnt aims against aims that learn nothing, on hand-made answers and on a small network."""
+"""Learnt aims against aims that are not learnt, on hand-made answers and on a small network."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -9,12 +10,12 @@ from numpy.typing import NDArray
 
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadBundle
-from glancefocus.evaluation.aims import aims_check, check_aims, noted_aims
+from glancefocus.evaluation.every_look import AimsCheck, aims_check, check_aims, noted_aims
 from glancefocus.network.model import GlanceFocus
 
 
 def after(glance: int, *focus: int, images: int = 200) -> NDArray[np.float64]:
-    """(N, looks) right on the first so many images after each look."""
+    """(N, looks) right on the first images, this many after each look."""
     return np.stack([np.arange(images) < right for right in (glance, *focus)], axis=1).astype(np.float64)
 
 
@@ -23,8 +24,8 @@ def test_the_difference_is_that_of_the_focus_looks_on_average() -> None:
     assert checked.over_random[0] == pytest.approx(0.1, abs=1e-12)  # 20 and 20 of 200
     assert checked.over_centre[0] == pytest.approx(0.075, abs=1e-12)  # 30 and 0 of 200
     assert checked.better
-    assert checked.accuracy_learnt == [0.5, 0.8, 0.9]
-    assert checked.sentence.startswith("Learnt aims pay: +10.0 points (")
+    assert checked.accuracy_learnt == (0.5, 0.8, 0.9)
+    assert checked.sentence.startswith("Learnt aims improve accuracy: +10.0 points (")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_the_difference_is_that_of_the_focus_looks_on_average() -> None:
 def test_aims_that_are_not_better_than_both_are_warned_of(random: tuple[int, int], centre: tuple[int, int]) -> None:
     checked = aims_check(after(100, 160, 180), after(100, *random), after(100, *centre))
     assert not checked.better
-    assert "not shown to be better" in checked.sentence
+    assert "not measurably better" in checked.sentence
     assert "--patch-px" in checked.sentence
 
 
@@ -65,4 +66,9 @@ def test_a_bundles_notes_may_hold_anything() -> None:
     for damaged in ("good", {"sentence": 3, "better": True}, {"sentence": "good"}):
         with pytest.raises(BadBundle, match="notes.aims"):
             noted_aims({"aims": damaged})
-    assert noted_aims({"aims": {"sentence": "good", "better": True}}) == {"sentence": "good", "better": True}
+    assert noted_aims({"aims": {"sentence": "good", "better": True}}) == AimsCheck(better=True, sentence="good")
+
+
+def test_what_is_noted_in_a_bundle_is_read_back() -> None:
+    checked = aims_check(after(100, 160, 180), after(100, 140, 160), after(100, 130, 180))
+    assert noted_aims({"aims": json.loads(json.dumps(checked.to_plain()))}) == checked

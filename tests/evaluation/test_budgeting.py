@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadBudget
-from glancefocus.evaluation.assess import within_budget
+from glancefocus.evaluation.choosing import within_budget
 from glancefocus.exits.budget import solve_within
 from glancefocus.exits.table import LookTable
 

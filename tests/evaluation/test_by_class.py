@@ -14,21 +14,20 @@ import torch
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadBundle
-from glancefocus.evaluation.assess import assess
-from glancefocus.evaluation.by_class import (
+from glancefocus.evaluation.assess import (
     Answers,
     accuracy_by_class,
     answers_of,
-    class_sections,
+    assess,
     confusion,
     examples,
     frequent_confusions,
-    shortened,
     worst_mistakes,
 )
-from glancefocus.evaluation.full_report import Training, noted_images, read_training_curves, write_report_page
-from glancefocus.evaluation.galleries import draw_rows, sheet_of_views
+from glancefocus.evaluation.boxes import draw_rows, sheet_of_views
+from glancefocus.evaluation.figures import shortened
 from glancefocus.evaluation.records import record_looks
+from glancefocus.evaluation.report import Training, class_sections, noted_images, read_training_curves, write_report
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]
@@ -123,15 +122,15 @@ def test_a_whole_report_has_every_section_and_one_without_pictures_none_of_them(
     findings = assess(bundle, record)
     row = {"stage": "aim", "stage_number": 0, "loss": 1.5, "val_accuracy": [0.3, 0.4, 0.5]}
     training = Training([row, {**row, "loss": 1.0}], {"train": 1200, "val": 9}, noise(flip=True))
-    write_report_page(tmp_path / "all", findings, bundle, title="all", record=record, split=noise(), training=training)
+    write_report(tmp_path / "all", findings, bundle, title="all", record=record, split=noise(), training=training)
     page = (tmp_path / "all" / "report.html").read_text()
     headings = re.findall(r"<h[23]>(.*?)</h[23]>", page)
-    assert {"Classes", "Training", "What the network sees while it learns"} <= set(headings)
+    assert {"Classes", "Training", "Training images with augmentation"} <= set(headings)
     assert "1,200" in page
-    assert "Worst mistakes: wrong, and confident" in page  # an untrained network makes some
+    assert "Most confident mistakes" in page  # an untrained network makes some
     rows = list(csv.DictReader((tmp_path / "all" / "classes.csv").read_text().splitlines()))
     assert sum(int(row["images"]) for row in rows) == 9
-    write_report_page(tmp_path / "few", findings, bundle, title="few")
+    write_report(tmp_path / "few", findings, bundle, title="few")
     page = (tmp_path / "few" / "report.html").read_text()
     assert not {"Classes", "Training"} & set(re.findall(r"<h[23]>(.*?)</h[23]>", page))
     assert not (tmp_path / "few" / "classes.csv").exists()

@@ -1,4 +1,4 @@
-"""Temperatures that make confidences honest, and how honest they are."""
+"""Temperatures that calibrate confidences, and the calibration error."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation import records as calibration
-from glancefocus.evaluation.records import best_temperature, fit_temperatures, reliability
+from glancefocus.evaluation import calibration
+from glancefocus.evaluation.calibration import best_temperature, fit_temperatures, reliability
 from glancefocus.network.model import GlanceFocus
 
 

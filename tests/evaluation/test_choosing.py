@@ -11,7 +11,8 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.worlds.signs import CLASSES, SignsSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.evaluation.choosing import Records, choose_images, choosing_and_measuring, looks_folder
+from glancefocus.evaluation.choosing import choose_images, choosing_and_measuring
+from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]
@@ -44,7 +45,7 @@ def test_val_chooses_and_test_measures(bundle: Bundle, tmp_path: Path) -> None:
     assert choice.measuring.label.tolist() == [1] * 4
     assert choice.choosing_rows.tolist() == [0, 1, 2, 3, 4]
     assert choice.measuring_rows.tolist() == [0, 1, 2, 3]
-    assert looked_at(tmp_path / "looks") == ["test", "val"]  # nobody needed train
+    assert looked_at(tmp_path / "looks") == ["test", "val"]  # train was not needed
 
 
 @pytest.mark.parametrize(("split", "name"), [("val/", "val"), ("test/", "test"), ("", "all"), ("train/", "train")])
@@ -56,7 +57,7 @@ def test_where_there_is_only_one_split_all_of_it_chooses_and_others_judge_each(
     crosswise = choose_images(records, "held-out")
     assert crosswise.crosswise
     assert crosswise.choosing_words == f"{source}, {name}"
-    assert crosswise.measuring_words == f"{source}, {name}, each by thresholds that others chose"
+    assert crosswise.measuring_words == f"{source}, {name}, each image with thresholds chosen on the others"
     assert crosswise.choosing_rows.tolist() == crosswise.measuring_rows.tolist() == list(range(7))
     choice = choose_images(records, "held-out", in_halves=True)
     assert not choice.crosswise
@@ -170,8 +171,8 @@ def test_everything_may_be_measured_and_training_scenes_of_a_world_are_said(
     records = Records(bundle, "signs", tmp_path / "looks")
     assert records.to_measure() == "test"
     assert records.remarks("test") == []
-    assert records.remarks("train")[0].startswith("these 7 images trained this network: it has learnt them")
-    assert records.remarks("all")[0].startswith("7 of these 18 images trained this network")
+    assert records.remarks("train")[0].startswith("these 7 images were used to train this network; accuracy")
+    assert records.remarks("all")[0].startswith("7 of these 18 images were used to train this network")
     record = records.of(records.to_measure("all"))
     parts = [records.of(name) for name in ("train", "val", "test")]
     assert record.label.tolist() == [label for part in parts for label in part.label.tolist()]
@@ -186,7 +187,7 @@ def test_a_bundle_that_does_not_know_what_trained_it_says_so(small_bundle: MakeB
     imported, older = small_bundle(), small_bundle(notes={"data_settings": to_plain(DataSettings(source))})
     assert Records(imported, source, tmp_path / "looks").remarks("all") == []
     (remark,) = Records(older, source, tmp_path / "looks").remarks("all")
-    assert remark.startswith("this bundle does not say which images trained it, so some of these may have")
+    assert remark.startswith("this bundle does not record which images it was trained on.")
     records = Records(older, source, tmp_path / "looks")
     records.remember_choosing("all")  # which images chose its thresholds says nothing about training
     assert Records(older, source, tmp_path / "looks").remarks("all") == [remark]

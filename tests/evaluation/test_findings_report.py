@@ -1,9 +1,10 @@
-"""What `gf evaluate` writes: a page that needs nothing else, the same numbers as JSON and CSV, and every figure as a file."""
+"""The report of findings: a page that needs no other file, the same numbers as JSON and CSV, and every figure as a file."""
 
 import csv
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadRun
+from glancefocus.evaluation.assess import Findings
 from glancefocus.evaluation.figures import (
     accuracy_per_look_figure,
     as_svg,
@@ -28,21 +31,13 @@ from glancefocus.evaluation.figures import (
     reliability_figure,
     trade_off_figure,
 )
-from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.findings_report import (
-    budget_table,
-    evenly,
-    flat,
-    macs_words,
-    percent,
-    point_within,
-    ranks,
-    summary_tables,
-    write_findings,
-)
-from glancefocus.evaluation.report import gallery_sections
+from glancefocus.evaluation.page import gallery_sections
+from glancefocus.evaluation.report import write_report
+from glancefocus.evaluation.tables import budget_table, evenly, flat, percent, point_within, ranks, summary_tables
+from glancefocus.evaluation.verdict import macs_words
 from glancefocus.exits.curve import Point
 
+MakeBundle = Callable[..., Bundle]
 PICTURE = "data:image/png;base64,AAAA"
 EVERY_FIGURE = {
     "accuracy_over_macs",
@@ -70,7 +65,7 @@ def point(budget_millions: float, accuracy: float, exits: list[int], **more: Any
 
 
 def one_size() -> Findings:
-    """Ten images, three looks, patches of 48 px; nobody measured time."""
+    """Ten images, three looks, patches of 48 px; time was not measured."""
     curve = [point(10, 0.5, [10, 0, 0]), point(20, 0.7, [5, 3, 2]), point(30, 0.8, [0, 0, 10])]
     return Findings(
         data="signs, test",
@@ -155,12 +150,10 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything there can be: two sizes, milliseconds, scores, calibration, a gallery."""
+def folder(small_bundle: MakeBundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sizes, milliseconds, scores, calibration."""
     folder = tmp_path_factory.mktemp("evaluation") / "made" / "for us"
-    write_findings(
-        folder, two_sizes(), title="cats <& dogs>", more=gallery_sections([("seen <twice>", [PICTURE, PICTURE])])
-    )
+    write_report(folder, two_sizes(), small_bundle(), title="cats <& dogs>")
     return folder
 
 
@@ -184,20 +177,21 @@ def test_what_comes_from_outside_is_text_and_never_markup(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.headings[0] == "cats <& dogs>"
-    assert page.headings[-1] == "seen <twice>"
     assert "measured on one <core> & more." in page.text
     assert "<core>" not in text
-    assert "<twice>" not in text
+    (gallery,) = gallery_sections([("seen <twice>", [PICTURE, PICTURE])])
+    assert Page(gallery).headings == ["seen <twice>"]
+    assert Page(gallery).links == [PICTURE, PICTURE]
 
 
-def test_the_page_says_what_was_measured_and_what_the_thresholds_give(tmp_path: Path) -> None:
-    write_findings(tmp_path, one_size(), title="ten")
+def test_the_page_says_what_was_measured_and_what_the_thresholds_give(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    write_report(tmp_path, one_size(), small_bundle(), title="ten")
     text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Measured on signs, test: 10 images. Thresholds were chosen on signs, validation." in text
     # 57 million / 19 million = 3; (5 x 1 + 3 x 2 + 2 x 3) / 10 = 1.7.
     assert (
-        "The bundle's own thresholds on the confidence (0.800 at the glance, 0.700 at look 2) give 70.0 % right "
-        "(95 % interval 68.0 to 71.0 %) for 19.0M multiply-adds on average, 3.0 times fewer than the backbone on the "
+        "With the bundle's own thresholds on the confidence (0.800 at the glance, 0.700 at look 2), 70.0 % of the answers are "
+        "correct (95 % interval 68.0 to 71.0 %), for 19.0M multiply-adds on average, 3.0 times fewer than the backbone on the "
         "whole image (57.0M), with 1.70 looks on average."
     ) in text
 
@@ -271,13 +265,15 @@ def test_a_threshold_of_one_size_is_one_column() -> None:
     }
 
 
-def test_one_size_and_no_time_leave_their_figures_out_and_take_old_ones_away(tmp_path: Path) -> None:
+def test_one_size_and_no_time_leave_their_figures_out_and_take_old_ones_away(
+    small_bundle: MakeBundle, tmp_path: Path
+) -> None:
     (tmp_path / "figures").mkdir()
     stale = [tmp_path / "fixed_sizes.csv", tmp_path / "figures" / "patch_sizes.svg"]
     foreign = tmp_path / "figures" / "mine.svg"
     for file in (*stale, foreign):
         file.write_text("of another evaluation")
-    write_findings(tmp_path, one_size(), title="ten")
+    write_report(tmp_path, one_size(), small_bundle(), title="ten")
     left = EVERY_FIGURE - {"patch_sizes", "accuracy_over_ms"}
     assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {f"{name}.png" for name in left}
     assert not any(file.exists() for file in stale)
@@ -290,20 +286,22 @@ def test_one_size_and_no_time_leave_their_figures_out_and_take_old_ones_away(tmp
     ]  # fmt: skip
 
 
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_a_sentence(small_bundle: MakeBundle, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(BadRun, match="could not be written .* Choose another folder"):
-        write_findings(tmp_path / "taken", replace(one_size(), curve=[], scores={}, reliability=[]), title="ten")
+        write_report(
+            tmp_path / "taken", replace(one_size(), curve=[], scores={}, reliability=[]), small_bundle(), title="ten"
+        )
 
 
-def test_what_is_not_a_number_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_is_not_a_number_is_refused_before_anything_is_written(small_bundle: MakeBundle, tmp_path: Path) -> None:
     broken = replace(one_size(), accuracy_after_look=[0.5, float("nan"), 0.8])
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_findings(tmp_path / "report", broken, title="ten")
+        write_report(tmp_path / "report", broken, small_bundle(), title="ten")
     assert not (tmp_path / "report").exists()
 
 
-def test_expected_looks_weigh_each_look_by_who_leaves_there() -> None:
+def test_expected_looks_weigh_each_look_by_the_images_that_stop_there() -> None:
     assert expected_looks(point(20, 0.7, [5, 3, 2])) == 1.7
     assert expected_looks(point(20, 0.7, [0, 0, 4])) == 3.0
     (axes,) = expected_looks_figure(one_size().curve, one_size().chosen).axes
@@ -354,9 +352,9 @@ def test_the_page_holds_the_tables_of_the_paper(folder: Path) -> None:
     assert "<td><u>50.0 %</u></td><td><strong>70.0 %</strong></td><td><strong>80.0 %</strong></td>" in text
     scores = rows.index(["random", "40.0 %", "60.0 %", "70.0 %"])  # random comes first, as in the paper
     assert rows[scores + 1] == ["confidence", "50.0 %", "70.0 %", "80.0 %"]
-    assert ["stop here with them", "50.0 %", "30.0 %", "20.0 %"] in rows
-    assert ["of these right", "80.0 %", "", "50.0 %"] in rows
-    assert ["the bundle's thresholds for 48 px", "0.800", "0.700", ""] in rows
+    assert ["images that stop here", "50.0 %", "30.0 %", "20.0 %"] in rows
+    assert ["of these correct", "80.0 %", "", "50.0 %"] in rows
+    assert ["threshold for 48 px", "0.800", "0.700", ""] in rows
 
 
 def test_budgets_are_chosen_evenly_with_both_ends() -> None:
@@ -376,13 +374,13 @@ def test_patches_of_a_size_are_counted_over_all_focus_looks_as_shares_of_all() -
     assert [patches_per_size(each) for each in curve] == [[0, 0], [4, 3], [0, 20]]
     (axes,) = patch_sizes_figure(curve, [32, 48]).axes
     lower, upper = axes.collections
-    # Nobody focuses at the first point, so it has no share; 4 of 7 patches at the second are small, none at the third.
+    # No image has a focus look at the first point, so it has no share; 4 of 7 patches at the second are small, none at the third.
     assert {round(float(y), 4) for y in lower.get_paths()[0].vertices[:, 1]} == {0.0, 57.1429}
     assert {round(float(y), 4) for y in upper.get_paths()[0].vertices[:, 1]} == {0.0, 57.1429, 100.0}
     assert lower.get_hatch() != upper.get_hatch()
 
 
-def test_bins_that_nobody_is_in_are_not_drawn() -> None:
+def test_empty_bins_are_not_drawn() -> None:
     findings = one_size()
     axes, counts = reliability_figure(findings.reliability, findings.calibration_error).axes
     assert (counts.get_xlabel(), counts.get_ylabel()) == ("confidence (%)", "images")
@@ -398,12 +396,12 @@ def test_bins_that_nobody_is_in_are_not_drawn() -> None:
 def test_the_trade_off_shows_the_interval_the_looks_and_what_the_backbone_costs() -> None:
     (axes,) = trade_off_figure(two_sizes(), "macs").axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert lines["stops above thresholds, sizes chosen"].get_xydata().tolist() == [
+    assert lines["early exit, sizes chosen"].get_xydata().tolist() == [
         [pytest.approx(9.5), 50.0], [pytest.approx(19.0), 70.0], [pytest.approx(28.5), 80.0],
     ]  # fmt: skip
     assert lines["fixed number of looks"].get_ydata().tolist() == [50.0, 60.0, 80.0]
     assert list(lines["backbone's cost, whole image"].get_xdata()) == [57.0, 57.0]
-    assert {"32 px only", "48 px only", "the bundle's thresholds"} <= set(lines)
+    assert {"32 px only", "48 px only", "this bundle's thresholds"} <= set(lines)
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (pytest.approx(48.0), pytest.approx(81.0))
     (axes,) = trade_off_figure(two_sizes(), "ms").axes
@@ -417,7 +415,7 @@ def test_costs_are_logarithmic_where_they_are_more_than_four_times_apart(backbon
     assert axes.get_xlabel().endswith("log scale)") == (scale == "log")
 
 
-def test_lines_can_be_told_apart_without_their_colours() -> None:
+def test_lines_differ_in_more_than_their_colours() -> None:
     figures: list[Figure] = [
         trade_off_figure(two_sizes(), "macs"),
         exit_scores_figure({name: one_size().curve for name in ("random", "entropy", "confidence", "value")}),

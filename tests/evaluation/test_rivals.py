@@ -11,10 +11,10 @@ import torch
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
+from glancefocus.evaluation.assess import random_rows
 from glancefocus.evaluation.rivals import (
     answer_resized,
     cascade_table,
-    chosen_rows,
     patch_side,
     rival_name,
     rival_sizes,
@@ -105,7 +105,7 @@ def test_answers_are_those_of_the_backbones_own_head_on_resized_images(
     split = MemorySplit(images, torch.arange(20) % 3, net.settings.view)
     weights = tmp_path / "backbone.safetensors"
     safetensors.torch.save_file(net.focus_encoder.backbone.state_dict(), weights)
-    rows = chosen_rows(20, 12)
+    rows = random_rows(20, 12)
     assert len(set(rows.tolist())) == 12
     asked = (net.settings, net.focus_encoder, weights, split, rows, [(48, 64), (32, 40)], tmp_path / "looks")
     found = answer_resized(*asked, name="val")

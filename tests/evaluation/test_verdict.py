@@ -7,21 +7,21 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.evaluation.verdict import (
-    Answers,
+    MethodResult,
     Verdict,
     best_mix,
+    conclusion_of,
     decide,
-    images_that_would_do,
-    outcome_of,
+    images_for_a_decision,
     paired_interval,
 )
 
-FLAT = np.arange(1000) % 20  # 20 classes: who names always the same one is right at 5 %
+FLAT = np.arange(1000) % 20  # 20 classes: always answering with the same one is right for 5 %
 
 
-def answers(right: NDArray[np.bool_], macs: float, name: str = "backbone at 160 px") -> Answers:
+def answers(right: NDArray[np.bool_], macs: float, name: str = "backbone at 160 px") -> MethodResult:
     kind = "glancefocus" if name == "glancefocus" else "resized"
-    return Answers(kind, name, right.astype(np.float64), np.full(len(right), macs))  # type: ignore[arg-type]
+    return MethodResult(kind, name, right.astype(np.float64), np.full(len(right), macs))  # type: ignore[arg-type]
 
 
 def right_on(first: int, count: int = 1000) -> NDArray[np.bool_]:
@@ -29,7 +29,7 @@ def right_on(first: int, count: int = 1000) -> NDArray[np.bool_]:
     return np.arange(count) < first
 
 
-def verdict(ours: Answers, *rivals: Answers) -> Verdict:
+def verdict(ours: MethodResult, *rivals: MethodResult) -> Verdict:
     labels = FLAT[: len(ours.right)]
     fold = np.arange(len(labels)) % 5
     return decide(ours, rivals, labels, fold)
@@ -51,10 +51,10 @@ def test_it_is_worth_it_where_the_gain_at_equal_cost_is_above_zero_for_certain()
     assert "backbone at 128 px" in given.sentence
 
 
-def test_more_time_in_spite_of_fewer_multiply_adds_is_said() -> None:
+def test_more_time_in_spite_of_fewer_multiply_adds_is_reported() -> None:
     ours = replace(answers(right_on(900), 130e6, "glancefocus"), ms=12.0)
     rival = answers(right_on(800), 130e6, "backbone at 128 px")
-    said = "; but on this device it takes 12.0 ms an image, the backbone at 128 px 8.0 ms."
+    said = "; but on this device it takes 12.0 ms per image, the backbone at 128 px 8.0 ms."
     assert verdict(ours, replace(rival, ms=8.0)).sentence.endswith(said)
     assert "ms" not in verdict(ours, replace(rival, ms=11.5)).sentence
 
@@ -70,22 +70,22 @@ def test_it_is_not_worth_it_where_resizing_is_better_and_the_sentence_says_what_
     assert given.outcome == "not worth it"
     assert given.instead == "backbone at 160 px"
     assert given.sentence.startswith(
-        "Not worth it here: the backbone at 160 px has 82.5 % (80 to 85) with 196M multiply-adds, glancefocus 69.2 % (66 to 72) "
-        "with 190M, 12.8 points less (10."
+        "Not worth it here: glancefocus has 69.2 % (66 to 72) with 190M multiply-adds, 12.8 points less (10."
     )
-    assert given.sentence.endswith("Use the backbone at 160 px.")
+    assert "than resized images at that cost (82.0 %; nearest: the backbone at 160 px)." in given.sentence
+    assert given.sentence.endswith("Use the backbone at 160 px: 82.5 % (80 to 85) with 196M multiply-adds.")
 
 
-def test_a_difference_that_could_be_chance_cannot_be_told() -> None:
+def test_a_difference_that_could_be_chance_is_undecided() -> None:
     ours, theirs = right_on(60, 72), right_on(60, 72)
     ours[60:66] = True  # six images that only glancefocus gets
     ours[:4] = False  # and four that only the backbone gets
     given = verdict(answers(ours, 2e8, "glancefocus"), answers(theirs, 2e8))
-    assert given.outcome == "cannot be told"
+    assert given.outcome == "undecided"
     assert given.difference == pytest.approx(2 / 72, abs=1e-12)
     assert given.images_needed is not None
     assert given.images_needed > 72
-    assert f"About {given.images_needed:,} images would do." in given.sentence
+    assert f"About {given.images_needed:,} images are needed for a decision." in given.sentence
     # The same shares in as many images decide.
     times = given.images_needed // 72 + 1
     again = decide(
@@ -104,10 +104,7 @@ def test_a_gain_of_less_than_a_point_for_certain_is_not_worth_it() -> None:
 
 
 def test_ten_images_without_a_difference_prove_nothing() -> None:
-    assert (
-        verdict(answers(right_on(10, 10), 1e8, "glancefocus"), answers(right_on(10, 10), 1e8)).outcome
-        == "cannot be told"
-    )
+    assert verdict(answers(right_on(10, 10), 1e8, "glancefocus"), answers(right_on(10, 10), 1e8)).outcome == "undecided"
 
 
 def test_a_rival_that_costs_more_counts_only_as_a_share_of_the_images() -> None:
@@ -131,7 +128,7 @@ def test_the_luckiest_of_many_rivals_is_not_taken_for_the_best() -> None:
     luckiest = max(each.accuracy for each in rivals)
     given = verdict(answers(generator.random(1000) < 0.5, 1e8, "glancefocus"), *rivals)
     assert given.rival_accuracy == pytest.approx(luckiest)  # as the table of the rivals shows
-    assert given.outcome == "cannot be told"  # although the luckiest alone is better for certain
+    assert given.outcome == "undecided"  # although the luckiest alone is better for certain
 
 
 def test_few_images_do_not_make_rivals_look_bad_by_choosing_them_on_the_others() -> None:
@@ -139,7 +136,7 @@ def test_few_images_do_not_make_rivals_look_bad_by_choosing_them_on_the_others()
     labels = np.arange(12) % 3
     rivals = [answers(labels == each, 1e8, f"rival {each}") for each in range(3)]
     given = decide(answers(labels == 0, 1e8, "glancefocus"), rivals, labels, np.arange(12) // 4)
-    assert given.outcome == "cannot be told"
+    assert given.outcome == "undecided"
 
 
 def test_the_best_mix_is_a_point_of_the_upper_hull() -> None:
@@ -176,16 +173,16 @@ def test_the_interval_holds_the_true_difference_in_about_95_of_100_samples() -> 
     ("low", "high", "outcome"),
     [
         (0.001, 0.2, "worth it"),
-        (0.0, 0.2, "cannot be told"),
+        (0.0, 0.2, "undecided"),
         (-0.1, 0.0099, "not worth it"),
-        (-0.1, 0.01, "cannot be told"),
+        (-0.1, 0.01, "undecided"),
     ],
 )
 def test_the_outcome_follows_from_the_interval(low: float, high: float, outcome: str) -> None:
-    assert outcome_of(low, high) == outcome
+    assert conclusion_of(low, high) == outcome
 
 
-def test_the_number_that_would_do_is_finite_also_where_no_difference_was_seen() -> None:
+def test_the_number_of_images_needed_is_finite_even_without_a_difference() -> None:
     # Half a point is the farthest from both decisions: a difference of 0.5 points, half width 5 points on 100 images.
-    assert images_that_would_do(0.005, 0.05, 100) == 21_000  # 100 x (0.05 x 1.4294 / 0.005)^2 = 20,432
-    assert images_that_would_do(0.05, 0.05, 100) == 210  # 204
+    assert images_for_a_decision(0.005, 0.05, 100) == 21_000  # 100 x (0.05 x 1.4294 / 0.005)^2 = 20,432
+    assert images_for_a_decision(0.05, 0.05, 100) == 210  # 204

@@ -224,7 +224,8 @@ def test_int8_that_loses_too_much_is_refused(exported_bundle: Bundle) -> None:
     deliver._refuse_drop(0.985, 0.975, 0.01, sample)
 
 
-def test_every_format_is_named_in_the_help() -> None:
-    from glancefocus.cli.words_export import export
-
-    assert all(name in (export.__doc__ or "") for name in FORMATS)
+def test_every_format_is_named_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in FORMATS)

@@ -165,7 +165,7 @@ def test_a_backbone_from_a_hub_or_a_folder_is_refused_before_timm_is_asked(
         ({"layers": [[1]]}, "layers must be a whole number from 1 to 256, but got [1]"),
         ({"layers": [True, True]}, "layers must be a whole number from 1 to 256, but got True"),
         ({"drop_rate": float("nan")}, "drop_rate must be a number from 0 to 1, but got nan"),
-        ({"act_layer": "os.system"}, "act_layer must be a word of timm's, but got 'os.system'"),
+        ({"act_layer": "os.system"}, "act_layer must be one of timm's words, but got 'os.system'"),
         ({"zero_init_last": 1}, "zero_init_last must be true or false, but got 1"),
         ({"output_stride": 9}, "cannot be built for 3 classes with {'output_stride': 9}"),
         ({"act_layer": "nothing"}, "'resnet18' "),

@@ -25,10 +25,10 @@ def test_the_table_is_what_counting_gives(name: str) -> None:
 
 def test_listing_the_presets_needs_neither_torch_nor_timm() -> None:
     program = (
-        "import sys; from glancefocus.cli.models import list_models; list_models(as_json=False); "
+        "import sys; from glancefocus.cli.models import ModelsOptions, models; models(ModelsOptions()); "
         "assert not {'torch', 'timm', 'torchvision', 'matplotlib'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "gf-resnet50-96" in done.stdout
-    assert "1 look     an image that is decided after the glance" in done.stdout
+    assert "1 look     an image that stops after the glance" in done.stdout

@@ -16,8 +16,8 @@ import torch
 
 import glancefocus as gf
 from glancefocus.errors import BadSetting
-from glancefocus.network import pretrained
-from glancefocus.network.pretrained import check_pretrained, weights_source
+from glancefocus.network import backbones as pretrained
+from glancefocus.network.backbones import check_pretrained, weights_source
 
 HUB_MODEL = "timm/test_resnet.r160_in1k"
 

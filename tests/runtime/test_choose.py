@@ -18,8 +18,14 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, with_best
 from glancefocus.outcome import Outcome
 from glancefocus.runtime import choose, graphs
-from glancefocus.runtime.auto import CHOICES_FILE, made_up_images
-from glancefocus.runtime.choose import RuntimeOptions, installed, open_backbone, open_runtime
+from glancefocus.runtime.choose import (
+    CHOICES_FILE,
+    RuntimeOptions,
+    installed,
+    made_up_images,
+    open_backbone,
+    open_runtime,
+)
 from glancefocus.runtime.graphs import graphs_of
 from glancefocus.scene import as_scene
 

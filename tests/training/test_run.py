@@ -514,4 +514,4 @@ def test_sizes_that_have_no_effect_on_whole_pictures_are_reported(
         with pytest.raises(SystemExit) as ended:
             main(["train", str(tmp_path / "pets"), *words, *more])
         assert ended.value.code == 2  # none of them can be read
-        assert ("pictures keep their own size (fit is whole)" in capsys.readouterr().err) == said
+        assert ("images keep their own size (fit is whole)" in capsys.readouterr().err) == said

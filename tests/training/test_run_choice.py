@@ -173,7 +173,7 @@ def test_the_result_of_a_finished_run_is_shown_again(
         assert end.value.code == 0
         said = capsys.readouterr()
         err = " ".join(said.err.split())
-        assert ("the run in runs/signs is done; this is its result." in err) == (number == 1)
+        assert ("the run in runs/signs is finished; this is its result." in err) == (number == 1)
         assert ("goes to runs/signs-2" in err) == (number == 2)
         assert "validation accuracy after each look" in said.out
         printed.append(said.out)

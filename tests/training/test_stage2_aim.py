@@ -203,7 +203,7 @@ def test_a_policy_that_finds_the_square_is_better_than_aims_that_learn_nothing(s
     checked = stage.check_aims()  # of the best policy, not of the last one
     assert checked.better
     assert checked.over_random[0] > 0.3
-    assert "Learnt aims pay" in checked.sentence
+    assert "Learnt aims improve accuracy" in checked.sentence
     assert bool((context.net.policy.actor.weight == 0).all())  # which is put back
     assert any(bool((good[name] != tensor).any()) for name, tensor in context.net.policy.state_dict().items())
 

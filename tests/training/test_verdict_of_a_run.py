@@ -33,9 +33,9 @@ def notes_of(run: Path) -> dict[str, Any]:
 def test_a_run_ends_with_a_verdict_and_a_comparison_of_its_aims(judged_run: Path) -> None:
     notes = notes_of(judged_run)
     verdict = notes["verdict"]
-    assert verdict["outcome"] == "cannot be told"  # from 10 images
+    assert verdict["outcome"] == "undecided"  # with 10 images
     assert verdict["images"] == 10
-    assert verdict["remarks"] == ["no cascade: its thresholds would be chosen on fewer than 20 images."]
+    assert verdict["remarks"] == ["no cascade: choosing its thresholds takes at least 20 images."]
     assert {point["kind"] for point in verdict["points"]} == {"backbone", "resized", "glancefocus"}
     last = [json.loads(line) for line in (judged_run / "metrics.jsonl").read_text().splitlines()][-1]
     assert notes["aims"] == last["aims"]

@@ -1,23 +1,27 @@
-"""Measures how long each look takes on the device that a bundle is on, in the runtime that it uses."""
+"""Measures how long each look takes, on the bundle's device and in its runtime; and how long the rivals take."""
 
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from glancefocus.bench.wall_clock import in_turns
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
 from glancefocus.look import Look
+from glancefocus.runtime.choose import open_backbone
 from glancefocus.values import BatchSize, Count, checked
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
     """The median time of the glance, and of every later look with a patch of each size, aim included.
 
-    Reading and viewing pictures is not part of it. Looks are measured in turns, so that a busy moment affects all alike.
+    Reading and resizing files is not included. Looks are measured in turns, so that a busy moment affects all of them alike.
     """
     batch_size, repeats = checked(BatchSize, batch_size, "batch_size"), checked(Count, repeats, "repeats")
     settings, net = bundle.settings, bundle.net
@@ -66,3 +70,46 @@ def _timed(work: Callable[[], Look], images: Tensor) -> tuple[Look, float]:
 def _note(times: dict[tuple[int, int], list[float]], key: tuple[int, int], spent: float, counts: bool) -> None:
     if counts:
         times.setdefault(key, []).append(spent)
+
+
+RIVALS_RUNTIME = "eager"
+Size = tuple[int, int]
+"""(height, width) in px."""
+
+
+@dataclass(frozen=True)
+class RivalTimes:
+    """Medians for a single image, in milliseconds.
+
+    ours     of leaving at each node of the look table
+    resized  of the backbone at each image size
+    device   for people
+    """
+
+    ours: tuple[float, ...]
+    resized: dict[Size, float]
+    device: str
+
+
+def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 5, warm_up: int = 1) -> RivalTimes:
+    """The times of a bundle and of its backbone at these image sizes, in turns. Reading and resizing files is not included."""
+    net, frames = bundle.net, bundle.settings.frames
+    own = Bundle(net, bundle.classes, bundle.costs, score=bundle.score, temperatures=bundle.temperatures)
+    own.use(RIVALS_RUNTIME)
+    backbone = open_backbone(net, RIVALS_RUNTIME)
+    looks: list[tuple[float, ...]] = []
+
+    def ours() -> None:
+        looks.append(measure_latency(own, repeats=1, warm_up=0).ms_of_tree())
+
+    ways: dict[str, Callable[[], object]] = {"ours": ours}
+    for size in sizes:
+        shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
+        ways[str(size)] = functools.partial(backbone, torch.zeros(shape, device=bundle.device))
+    times = in_turns(ways, bundle.device, rounds, warm_up)
+    threads = torch.get_num_threads()
+    return RivalTimes(
+        ours=tuple(float(ms) for ms in np.median(np.asarray(looks[warm_up:]), axis=0)),
+        resized={size: 1000 * statistics.median(times[str(size)]) for size in sizes},
+        device=f"{device_name(bundle.device)}, {threads} thread{'s' if threads > 1 else ''}, batch 1, {RIVALS_RUNTIME}",
+    )

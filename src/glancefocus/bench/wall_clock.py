@@ -1,4 +1,4 @@
-"""Wall clock of glancefocus against the plain backbone, side by side: how much of the multiply-adds saved reaches the clock."""
+"""Wall clock of glancefocus against the plain backbone, side by side: do saved multiply-adds save time?"""
 
 import os
 import statistics
@@ -7,21 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.bench.forced_exits import forced_exits, planned_exits
 from glancefocus.bench.time_shares import time_shares
 from glancefocus.costs import Costs
 from glancefocus.errors import BadSetting
+from glancefocus.exits.curve import refuse_budget
+from glancefocus.exits.geometric import geometric_shares, planned_exits
 from glancefocus.exits.rule import ExitRule
+from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Outcome
-from glancefocus.runtime.auto import made_up_images
 from glancefocus.runtime.choose import (
     RuntimeOptions,
     installed,
+    made_up_images,
     open_backbone,
     open_runtime,
     runtime_words,
@@ -33,19 +37,20 @@ Progress = Callable[[float], None]
 
 LIGHT_IN = ("onnx",)
 BRIEF_RUNTIMES = ("eager", "onnx", "openvino")
-"""What a user may choose from, and what is the fastest somewhere; measured where installed, unless all runtimes are asked for."""
+"""Measured if they are installed, unless all runtimes are asked for: each of them is the fastest on some network."""
 BRIEF_BATCHES = (1, 32)
 LEAST_ROUNDS = 3
-"""So many rounds are measured, however long they take."""
+"""At least this many rounds are measured, however long they take."""
 LEAST_IMAGES = 20
-"""With batches smaller than this several are looked at in a round, so that every number of looks is among them."""
+"""A round has at least this many images, in several batches if need be, so that every number of looks occurs."""
+HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a runtime, images looked at together, threads.
+    """One measurement: a runtime, a batch size, a number of threads.
 
-    light_weights  int8 weights where reading them takes the time; the backbone has them, too
+    light_weights  int8 weights in memory-bound layers, for glancefocus and the backbone alike
     """
 
     runtime: str
@@ -56,14 +61,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is measured, at what.
+    """The networks that are measured, and the images.
 
     net       glancefocus
     backbone  a network whose focus encoder is the plain backbone to compare with
     images    (N, ...) normalised
-    exits     after which look each of them leaves, decided beforehand; or
-    rule      by which they leave
-    accuracy, backbone_accuracy  where they are known, on the images measured_on; chosen_on are those that chose the thresholds
+    exits     the look after which each image leaves, decided beforehand; or
+    rule      the exit rule
+    accuracy, backbone_accuracy  if they are known, on the images measured_on; the thresholds were chosen on chosen_on
     """
 
     net: GlanceFocus
@@ -80,17 +85,17 @@ class Subject:
 
 @dataclass(frozen=True)
 class Timing:
-    """One row of `gf bench`: milliseconds an image, medians over the rounds with their quartiles.
+    """One row of `gf bench`: milliseconds per image, medians over the rounds with their quartiles.
 
     mac_ratio   how many times fewer multiply-adds than the backbone
-    time_ratio  how many times less time, the median of the ratios within each round
-    quotient    time_ratio / mac_ratio: 1 where all of the saving reaches the clock
+    time_ratio  how many times less time: the median of the ratios within each round
+    quotient    time_ratio / mac_ratio: 1 if time is saved in proportion to multiply-adds
     light_weights  see Case
     exits       images that left after each look
-    ms_per_look of an image that takes it, aim included
+    ms_per_look milliseconds of each look, aim included, for an image that takes it
     shares      of the time, see time_shares.SHARES
-    accuracy, backbone_accuracy  on all of the data, where there is any; not known of light weights, which round
-    rounds      that were measured
+    accuracy, backbone_accuracy  on all images of the data, if there is any; unknown for int8 weights, which are rounded
+    rounds      the number of rounds measured
     """
 
     runtime: str
@@ -128,10 +133,10 @@ def usual_cases(
     device: torch.device,
     light_weights: bool | None = None,
 ) -> list[Case]:
-    """Every runtime at every batch size; on one thread at batch 1, as on a phone, and otherwise on all cores, unless told.
+    """Every runtime at every batch size; by default on one thread at batch 1, as on a phone, otherwise on all cores.
 
-    runtimes       None: all that are installed; on a CPU without torch.compile, which takes minutes to begin
-    light_weights  in runtimes that can; None: where all runtimes are measured both with and without them, otherwise without
+    runtimes       None: all that are installed; on a CPU without torch.compile, which takes minutes to start
+    light_weights  for runtimes that support them; None: both with and without if all runtimes are measured, otherwise without
     """
     both = light_weights is None and runtimes is None and device.type == "cpu"
     if runtimes is None:
@@ -146,7 +151,7 @@ def usual_cases(
 
 
 def brief_runtimes(device: torch.device) -> list[str]:
-    """Those of BRIEF_RUNTIMES that are installed."""
+    """The runtimes of BRIEF_RUNTIMES that are installed."""
     there = installed(device)
     return [name for name in BRIEF_RUNTIMES if name in there]
 
@@ -167,10 +172,10 @@ def bench(
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Timing:
-    """Measure one case: backbone and glancefocus at the same images in the same runtime, taking turns.
+    """Measure one case: backbone and glancefocus on the same images in the same runtime, in turns.
 
-    seconds   fewer rounds are measured where they would take longer, but LEAST_ROUNDS
-    progress  is told the share of the rounds that is done
+    seconds   stop before a round that would exceed this time, but not before LEAST_ROUNDS
+    progress  called with the share of the rounds that is done
     """
     _check_rounds(rounds, warm_up)
     threads_before = torch.get_num_threads()
@@ -197,7 +202,7 @@ def bench_opened(
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Timing:
-    """The same with a network and a backbone that a runtime has opened already."""
+    """Measure a network and a backbone that are already opened in a runtime; see bench."""
     _check_rounds(rounds, warm_up)
     batches, rules = _batches(subject, case.batch)
     ways, outcomes = _ways(net, backbone, batches, rules)
@@ -226,19 +231,19 @@ def _check_rounds(rounds: int, warm_up: int) -> None:
 
 
 def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, Any]:
-    """Medians and quartiles of milliseconds an image, the ratio within each round, and the quotient; times in seconds a round."""
+    """Medians and quartiles of milliseconds per image, time_ratio and quotient; times are seconds of each round."""
     numbers: dict[str, Any] = {}
-    for who, seconds in times.items():
+    for method, seconds in times.items():
         each = [1000 * s / images for s in seconds]
         low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-        numbers |= {f"{who}_ms": median, f"{who}_ms_low": low, f"{who}_ms_high": high}
+        numbers |= {f"{method}_ms": median, f"{method}_ms_low": low, f"{method}_ms_high": high}
     ratios = [one / other for one, other in zip(times["backbone"], times["glancefocus"], strict=True)]
     time_ratio = statistics.median(ratios)
     return {**numbers, "mac_ratio": mac_ratio, "time_ratio": time_ratio, "quotient": time_ratio / mac_ratio}
 
 
 def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]]:
-    """The images in batches, and by which rule each of them leaves."""
+    """The images in batches, and the exit rule of each batch."""
     batches = list(torch.split(subject.images[: images_needed(batch)], batch))
     if subject.rule is not None:
         return batches, [subject.rule] * len(batches)
@@ -254,7 +259,7 @@ def _ways(
     batches: Sequence[Tensor],
     rules: Sequence[ExitRule],
 ) -> tuple[dict[str, Callable[[], object]], list[Outcome]]:
-    """What is measured, by name; and a list that holds the outcomes of the last time that glancefocus looked."""
+    """The functions to measure, by name; and a list that receives the outcomes of the last run of glancefocus."""
     outcomes: list[Outcome] = []
 
     def look() -> None:
@@ -275,33 +280,85 @@ def in_turns(
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, list[float]]:
-    """{way: seconds of each round}: all of them once in every round, in turns forwards and backwards; warming up is not counted.
+    """{name: seconds of each round}: every round runs all functions once, forwards and backwards in turns.
 
+    Warm-up rounds are not counted. Interleaving makes a busy moment of the machine affect all of them alike.
     seconds, progress  see bench
     """
-    times: dict[str, list[float]] = {who: [] for who in ways}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     began = time.perf_counter()
     with torch.inference_mode():
         for number in range(-warm_up, rounds):
             if progress is not None:
                 progress((number + warm_up) / (rounds + warm_up))
             spent = time.perf_counter() - began
-            another = spent * (number + warm_up + 1) / max(1, number + warm_up)  # if it takes as long as those so far
+            another = (
+                spent * (number + warm_up + 1) / max(1, number + warm_up)
+            )  # if the next round takes as long as the mean so far
             if seconds is not None and number >= LEAST_ROUNDS and another > seconds:
                 break
-            for who in ways if number % 2 == 0 else reversed(list(ways)):
+            for name in ways if number % 2 == 0 else reversed(list(ways)):
                 started = time.perf_counter()
-                ways[who]()
+                ways[name]()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 if number >= 0:
-                    times[who].append(time.perf_counter() - started)
+                    times[name].append(time.perf_counter() - started)
     return times
 
 
 def forced_subject(
     net: GlanceFocus, costs: Costs, shares: Sequence[float], most_images: int, generator: torch.Generator
 ) -> Subject:
-    """A network that looks at noise, of which these shares leave after each look; its own focus encoder is the backbone."""
+    """A network on random images, with these shares of exits after each look; its own focus encoder is the backbone."""
     images = made_up_images(net.settings, most_images, next(net.parameters()).device, generator)
     return Subject(net, net, costs, images, exits=planned_exits(shares, most_images))
+
+
+@dataclass(frozen=True)
+class ForcedExits(ExitRule):
+    """Every row leaves after a look that is decided beforehand: for measuring time, where answers do not matter.
+
+    thresholds give only the number of looks
+    exits  (N,) the look after which each row of the batch leaves, 1 for the glance
+    """
+
+    exits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
+        # numpy is as fast here as the comparison with a threshold that it stands for; torch would be slower.
+        leaving = torch.from_numpy(self.exits[look.rows.numpy(force=True)] <= look.number)
+        return leaving if look.rows.device.type == "cpu" else leaving.to(look.rows.device)
+
+
+def forced_exits(exits: Sequence[int], looks: int) -> ForcedExits:
+    """The rule with which the rows of a batch leave after these looks."""
+    return ForcedExits([0.0] * looks, exits=np.array(exits, np.int64))
+
+
+def checked_shares(shares: Sequence[float], looks: int) -> list[float]:
+    """Shares of exits after each look as given by a user, checked."""
+    if len(shares) != looks:
+        raise BadSetting(
+            f"this network takes {looks} looks, so it needs {looks} shares of exits, but got {len(shares)}."
+        )
+    if not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-3:
+        raise BadSetting(
+            f"exits are shares of all images, which sum to 1, but got {', '.join(f'{s:g}' for s in shares)}."
+        )
+    return list(shares)
+
+
+def shares_within(macs_after_look: Sequence[float], budget_macs: float, *, falling: bool = False) -> list[float]:
+    """The geometric shares of exits (see exits/geometric.py) with this mean cost.
+
+    falling  shares do not rise from look to look, as in the paper: at most they are equal, even if the budget allows more
+    """
+    refuse_budget(budget_macs, macs_after_look[0], "macs")
+    looks = len(macs_after_look)
+    low, high = 1e-9, 1.0 if falling else 1e9
+    for _ in range(HALVINGS):
+        middle = float(np.sqrt(low * high))
+        dearer = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs
+        low, high = (low, middle) if dearer else (middle, high)
+    return [float(share) for share in geometric_shares(low, looks)]

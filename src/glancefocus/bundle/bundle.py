@@ -1,68 +1,54 @@
-"""A bundle: one folder that can answer. Settings, weights, classes, costs, thresholds, and a model card for people."""
+"""A bundle: one folder with everything that prediction needs: settings, weights, classes, costs, thresholds, and a model card."""
 
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import glancefocus
-from glancefocus.bundle.card import model_card
-from glancefocus.bundle.files import (
-    CARD_FILE,
-    FORMAT,
-    SETTINGS_FILE,
-    WEIGHTS_FILE,
-    read_network,
-    read_settings,
-    read_split,
-    read_weights,
-    replace_bundle,
-    told_beside_the_network,
-    update_split,
-)
-from glancefocus.bundle.hub import hub_name, publish
-from glancefocus.bundle.stopping import Stopping
+from glancefocus.bundle import files, predicting
+from glancefocus.bundle.hub import hub_name, local_folder, publish
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.costs import Costs, Latency, device_name
-from glancefocus.data.clip_views import view_any_clip
+from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
-from glancefocus.data.views import Picture, Placement, notes_of, several, view_any
-from glancefocus.errors import BadBundle, BadCheckpoint, BadImage, BadSetting
-from glancefocus.exits.curve import Point
-from glancefocus.exits.rule import Deadline, ExitRule, every_look
+from glancefocus.data.views import Picture
+from glancefocus.errors import BadBundle, BadCheckpoint, BadSetting
+from glancefocus.exits.curve import Point, best_thresholds
+from glancefocus.exits.rule import ExitRule, every_look
 from glancefocus.exits.score import score_named
 from glancefocus.files import fingerprint, write_text
-from glancefocus.free_memory import batch_bytes, bytes_of, in_small_batches
-from glancefocus.loop import look_until_sure
 from glancefocus.network.build import build
+from glancefocus.network.checkpoints import load_official
+from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
-from glancefocus.runtime.choose import RuntimeOptions, open_runtime
+from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
 from glancefocus.runtime.forking import check_threads
-from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings, to_plain
-from glancefocus.stream import FULL_BATCH, in_batches, look_at_stream, refuse_deadline, without_gradients
+from glancefocus.stream import FULL_BATCH, refuse_deadline
 from glancefocus.values import BatchSize, Milliseconds, checked
 
 
 @dataclass
 class Bundle:
-    """A network that can be asked.
+    """A trained network, ready to predict.
 
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
-    thresholds  one for each look (with several patch sizes a row of them), what predict stops by; None: every look is taken
+    thresholds  one for each look (with several patch sizes a list of them for each look), used by predict; None: take every look
     curve       operating points to choose from by budget: {"thresholds": [...], "mean_macs": ..., "accuracy": ...}
-    notes       facts for the model card, such as accuracies that were measured
-    score       what the thresholds are for: confidence, entropy, value or random
-    temperatures  one for each look, what its logits are divided by; None: the network was not calibrated
-    latencies   how long looking takes, for every device that was measured
-    split       which files trained the network and which were held out; None where that is not known, as of imported checkpoints
+    notes       facts for the model card, such as measured accuracies
+    score       the score that is compared with the thresholds: confidence, entropy, value or random
+    temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
+    latencies   milliseconds of the looks on every device that was measured
+    split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
     """
 
     net: GlanceFocus
@@ -126,9 +112,9 @@ class Bundle:
     def use(
         self, runtime: str, *, threads: int | None = None, batch: int | None = None, light_weights: bool = False
     ) -> "Bundle":
-        """Compute the network by another runtime from now on, see open_runtime; answers stay the same, but for light weights.
+        """Predict with another runtime from now on, see open_runtime; the answers stay the same, except with light weights.
 
-        runtime        eager, compile, onnx, openvino, plain; auto: the fastest here for batches of this size
+        runtime        eager, compile, onnx, openvino, plain; auto: the fastest one here for batches of `batch` images
         light_weights  onnx: int8 weights in memory-bound layers, faster for single images and small batches; they are rounded,
                        so a few answers may differ
         """
@@ -143,13 +129,13 @@ class Bundle:
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights, settings and temperatures, and of light weights where they look: answers depend on nothing else."""
+        """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
         light = [self.runtime] if self.net.light_weights else []
         tensors = [value for named in sorted(self._tensors().items()) for value in named]
         return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
-        """The rule that takes every look, with the bundle's temperatures."""
+        """The rule that takes every look and divides the logits by the bundle's temperatures."""
         return replace(every_look(self.settings.looks), temperatures=self.temperatures)
 
     def exit_rule(
@@ -160,21 +146,26 @@ class Bundle:
         budget_macs: float | None = None,
         budget_ms: float | None = None,
     ) -> ExitRule:
-        """When predict stops: by given thresholds, after so many looks, within an average budget, or as the bundle says."""
-        stopping = Stopping(
-            self.settings, self.costs, self.thresholds, self.curve, self.score, self.temperatures, self.latency_here()
+        """The rule by which predict stops; give one of these, or none to use the bundle's own thresholds.
+
+        thresholds   one for each look, or for each look but the last: an image stops when its score is above
+        looks        take exactly this many looks
+        budget_macs  mean multiply-adds of an image; the thresholds come from the bundle's curve
+        budget_ms    the same in milliseconds, which must have been measured on this device
+        """
+        return predicting.exit_rule(
+            self, thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms
         )
-        return stopping.rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
 
     def latency_here(self) -> Latency | None:
-        """What was measured on the device that this bundle is on, in the same runtime, with as many threads as now."""
+        """The milliseconds measured on this device, in this runtime, with the current number of threads; None: not measured."""
         here = device_name(self.device), torch.get_num_threads(), self.runtime
         own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
 
     def predict(
         self,
-        pictures: Picture | Sequence[Picture],
+        pictures: Picture | Viewed | Sequence[Picture | Viewed],
         *,
         thresholds: Sequence[Any] | None = None,
         looks: int | None = None,
@@ -182,155 +173,118 @@ class Bundle:
         budget_ms: float | None = None,
         deadline_ms: float | None = None,
         batch_size: int = 32,
-        merge: bool = False,
+        merge: bool | None = None,
     ) -> Outcome:
-        """What is in these pictures.
+        """Classify pictures or clips.
 
         pictures  files, bytes, PIL pictures, arrays (height, width, 3) of uint8, tensors (3, height, width) of uint8 or of floats
-                  in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures. A network of clips takes
-                  video files, folders of frames, bytes, and arrays and tensors with one more dimension, which is time. One that is
-                  smaller than a patch is upscaled, which outcome.notes says.
+                  in [0, 1]; one or several, of any sizes. A tensor (B, 3, height, width) is B pictures. A network for clips takes
+                  video files, folders of frames, bytes, and arrays and tensors with one more dimension in front, the frames. A
+                  picture that is smaller than a patch is upscaled, and outcome.notes reports it.
         thresholds, looks, budget_macs, budget_ms  when to stop, see exit_rule
-        deadline_ms  for all pictures together, from now: the best answers so far when time is up; every picture gets its glance
-        merge        undecided pictures of several batches are pooled; the answers are the same
+        deadline_ms  for all pictures together, from now: when time is up, they get the best answers so far; every picture gets
+                     its glance
+        merge        pool the undecided pictures of several batches; the answers are the same. None: if there are several batches,
+                     no deadline, and thresholds by which pictures can stop early
         """
         started = time.perf_counter()
-        if deadline_ms is not None:
-            deadline_ms = checked(Milliseconds, deadline_ms, "deadline_ms")
+        refuse_deadline(deadline_ms if merge else None)
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
-        placements: list[Placement] = []
-
-        def images() -> Iterator[Tensor]:
-            for picture in several(pictures, self.settings.frames):
-                image, placement = self.view(picture)
-                placements.append(placement)
-                yield image
-
-        if deadline_ms is not None:  # what is left of the time is shared once everything was read
-            outcome = self.predict_images(list(images()), rule, batch_size, started + deadline_ms / 1000, merge=merge)
-        else:
-            batch_size = checked(BatchSize, batch_size, "batch_size")
-            batches = in_small_batches(images(), bytes_of, batch_size, batch_bytes())
-            apart = (self.predict_images(batch, rule, batch_size) for batch in batches)
-            parts = list(self.predict_batches(batches, rule, full_batch=batch_size) if merge else apart)
-            if not parts:
-                raise BadImage("there are no pictures to look at.")
-            outcome = Outcome.join(parts)
-        return replace(outcome, notes=notes_of(placements))
+        batch_size = checked(BatchSize, batch_size, "batch_size")
+        sources = predicting.listed(pictures, self.settings.frames)
+        viewed = map(self._viewed, sources)
+        if deadline_ms is not None:
+            ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
+            batches = predicting.cut(
+                list(viewed), batch_size
+            )  # all are read first; then they share the time that is left
+            shares = predicting.shared_time(ends_at, len(batches))
+            return predicting.joined(predicting.run_apart(self, batches, rule, shares))
+        if merge is None:
+            merge = len(sources) > batch_size and predicting.can_stop_early(rule)
+        # Batches are limited by free memory, too, but to find out how much is free takes time; one picture is one batch.
+        small = predicting.in_batches(viewed, batch_size) if len(sources) > 1 else ([one] for one in viewed)
+        return predicting.joined(
+            predicting.run_pooled(self, small, rule, batch_size) if merge else predicting.run_apart(self, small, rule)
+        )
 
     def predict_stream(
         self,
-        pictures: Iterable[Picture | None],
+        pictures: Iterable[Picture | Viewed | None],
         *,
         batch_size: int = 8,
         full_batch: int = FULL_BATCH,
         wait_ms: float | None = None,
+        deadline_ms: float | None = None,
+        merge: bool | None = None,
         **stopping: Any,
     ) -> Iterator[Outcome]:
-        """An outcome for every batch of a stream of pictures, in their order; undecided pictures are pooled.
+        """Classify a stream of pictures: yields an outcome for every batch, in their order. Memory stays bounded.
 
-        pictures    as predict takes them, one after the other; None: nothing has come, so a batch that is begun is not waited for
-        batch_size  pictures glanced at together
-        full_batch, wait_ms  see merging.look_at_stream
+        pictures    as for predict, one after the other. None: no picture has arrived yet, so do not wait until a batch is full.
+                    To skip unreadable files, read each with view, which raises BadImage, and pass on what it returns.
+        batch_size  pictures glanced at together; fewer if they are large
+        full_batch, wait_ms  see stream.look_at_stream
+        deadline_ms for each batch: when time is up, its pictures get the best answers so far
+        merge       pool the undecided pictures of several batches; the answers are the same. None: if there is no deadline
         stopping    thresholds, looks, budget_macs or budget_ms, see exit_rule
         """
-        images = (None if picture is None else self.view(picture)[0] for picture in pictures)
+        refuse_deadline(deadline_ms if merge else None)
         rule = self.exit_rule(**stopping)
-        return self.predict_batches(in_batches(images, batch_size), rule, full_batch=full_batch, wait_ms=wait_ms)
+        viewed = (None if picture is None else self._viewed(picture) for picture in pictures)
+        batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
+        if deadline_ms is not None:
+            seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
+            return predicting.run_apart(self, batches, rule, lambda: time.perf_counter() + seconds)
+        if merge is False:
+            return predicting.run_apart(self, batches, rule)
+        return predicting.run_pooled(self, batches, rule, full_batch, wait_ms)
 
-    def predict_batches(
-        self,
-        batches: Iterable[Sequence[Tensor] | None],
-        rule: ExitRule,
-        *,
-        full_batch: int = FULL_BATCH,
-        wait_ms: float | None = None,
-    ) -> Iterator[Outcome]:
-        """The same for batches of images that are viewed and normalised already."""
-        scenes = (self._scene(batch) if batch else None for batch in batches)
-        outcomes = look_at_stream(self.net, scenes, rule, full_batch=full_batch, wait_ms=wait_ms)
-        return (self._named(outcome, rule) for outcome in without_gradients(outcomes))
+    def predict_images(self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32) -> Outcome:
+        """As predict, for images that are resized and normalised already; rule: see exit_rule."""
+        batch_size = checked(BatchSize, batch_size, "batch_size")
+        return predicting.joined(
+            predicting.run_apart(self, predicting.cut([Viewed(image) for image in images], batch_size), rule)
+        )
 
-    def view(self, picture: Picture) -> tuple[Tensor, Placement]:
-        """The image (3, H, W) of a picture, and where it lies in it; of a clip (F, 3, H, W).
+    def view(self, picture: Picture, *, max_pixels: int | None = None, keep_pictures: bool = False) -> Viewed:
+        """Read a picture or clip as the network looks at it; predict and predict_stream take the result. Raises BadImage.
 
-        It is normalised; one of many megapixels is uint8, and normalised where it is looked at.
+        max_pixels     refuse a picture with more pixels than this; None: the usual limit
+        keep_pictures  keep the picture, or some frames of a clip, to draw on
         """
-        check_threads()
-        view, frames = self.settings.view, self.settings.frames
-        if frames > 1:
-            return view_any_clip(picture, frames, view, self.least_px)
-        return view_any(picture, view, self.least_px)
+        return predicting.view(picture, self.settings, max_pixels, keep_pictures)
 
     @property
     def least_px(self) -> int:
-        """Side of the largest patch: pictures that are smaller are upscaled until it fits."""
-        return max(self.settings.patch_px) if self.settings.looks > 1 else 1
+        """Side of the largest patch; smaller pictures are upscaled until it fits."""
+        return predicting.least_px(self.settings)
 
-    def predict_images(
-        self,
-        images: Sequence[Tensor],
-        rule: ExitRule,
-        batch_size: int = 32,
-        ends_at: float | None = None,
-        *,
-        merge: bool = False,
-    ) -> Outcome:
-        """The same for images that are viewed and normalised already.
-
-        ends_at  seconds of time.perf_counter; what is left of the time is shared by the batches that are left
-        """
-        batch_size = checked(BatchSize, batch_size, "batch_size")
-        if not images:
-            raise BadImage("there are no pictures to look at.")
-        parts = []
-        starts = range(0, len(images), batch_size)
-        if merge:
-            refuse_deadline(ends_at)
-            batches = (images[start : start + batch_size] for start in starts)
-            return Outcome.join(list(self.predict_batches(batches, rule, full_batch=batch_size)))
-        for done, start in enumerate(starts):
-            scene = self._scene(images[start : start + batch_size])
-            if ends_at is not None:
-                now = time.perf_counter()
-                rule = replace(
-                    rule, deadline=Deadline(time.perf_counter, now, now + (ends_at - now) / (len(starts) - done))
-                )
-            with torch.inference_mode():
-                parts.append(look_until_sure(self.net, scene, rule))
-        return self._named(Outcome.join(parts), rule)
-
-    def _scene(self, images: Sequence[Tensor]) -> Scene:
-        check_threads()
-        return as_scene([image.to(self.device) for image in images], self.settings.view)
-
-    def _named(self, outcome: Outcome, rule: ExitRule) -> Outcome:
-        """The outcome with what the bundle and the rule know of it; answers that are not numbers are refused."""
-        if not bool(outcome.logits.isfinite().all()):
-            raise BadBundle(
-                "the network's answers are NaN or infinite: its weights are too large, or broken. Train or import it again."
-            )
-        thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
-        return replace(outcome, classes=self.classes, costs=self.costs, thresholds=thresholds, score=rule.score.name)
+    def _viewed(self, picture: Picture | Viewed) -> Viewed:
+        return picture if isinstance(picture, Viewed) else self.view(picture)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the bundle aside, then put it in place whole; an older bundle there is replaced, nothing else is."""
+        """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""
         folder = Path(folder)
-        if folder.exists() and not (folder / SETTINGS_FILE).exists() and (folder.is_file() or any(folder.iterdir())):
+        if (
+            folder.exists()
+            and not (folder / files.SETTINGS_FILE).exists()
+            and (folder.is_file() or any(folder.iterdir()))
+        ):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
-            replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)
+            files.replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)
         except OSError as error:
             raise BadBundle(f"the bundle cannot be written to {folder}: {error.strerror or error}.") from error
         return folder
 
     def update(self, folder: str | Path) -> None:
-        """Write thresholds, curve, notes and the record of the split into the bundle that is there; its weights are left alone."""
+        """Write thresholds, curve, notes and the record of the split into an existing bundle; its weights stay as they are."""
         folder = Path(folder)
         try:
             for name, text in self._texts().items():
                 write_text(folder / name, text)
-            update_split(folder, self.split)
+            files.update_split(folder, self.split)
         except OSError as error:
             raise BadBundle(f"the bundle {folder} cannot be written: {error.strerror or error}.") from error
 
@@ -341,15 +295,15 @@ class Bundle:
         return publish(self, hub_name(name), private=private, token=token, split=split)
 
     def _texts(self) -> dict[str, str]:
-        """{file: content} of everything but the weights."""
+        """{file: content} of all text files."""
         return {
-            CARD_FILE: model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
-            SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
+            files.CARD_FILE: files.model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
+            files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
         }
 
     def _plain(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": files.FORMAT,
             "glancefocus": glancefocus.__version__,
             "network": to_plain(self.settings),
             "classes": list(self.classes),
@@ -371,18 +325,72 @@ class Bundle:
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
-        """The bundle in a folder; what is missing, damaged or foreign is said."""
+        """The bundle in a folder; a missing or damaged file is reported as BadBundle."""
         folder = Path(folder)
         check_threads()
-        plain, file = read_settings(folder), folder / SETTINGS_FILE
-        settings = read_network(plain, file)
-        told = told_beside_the_network(plain, file, settings)
-        tensors = read_weights(folder, settings)
+        plain, file = files.read_settings(folder), folder / files.SETTINGS_FILE
+        settings = files.read_network(plain, file)
+        beside = files.read_beside_network(plain, file, settings)
+        tensors = files.read_weights(folder, settings)
         try:
             net = build(settings)
-            load_exactly(net, tensors, "network", str(folder / WEIGHTS_FILE))
+            load_exactly(net, tensors, "network", str(folder / files.WEIGHTS_FILE))
         except BadSetting as error:
             raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
             raise BadBundle(str(error)) from None
-        return Bundle(net=net, split=read_split(folder), **told)
+        return Bundle(net=net, split=files.read_split(folder), **beside)
+
+
+def load(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    patch_px: int | None = None,
+    looks: int | None = None,
+    device: str | torch.device | None = None,
+    runtime: str | None = None,
+    threads: int | None = None,
+    batch: int | None = None,
+    light_weights: bool = False,
+) -> Bundle:
+    """Load a bundle from its folder or from the hub (hf://user/name, hf://user/name@revision), or a checkpoint of the paper.
+
+    model, patch_px, looks         for a checkpoint of the paper that does not contain them
+    device                         None: the GPU if there is one, otherwise the CPU
+    runtime, batch, light_weights  the runtime that predicts, see Bundle.use; None: torch
+    threads                        CPU threads of this whole process; None: unchanged
+    """
+    if runtime is not None:
+        check_name(runtime)
+    elif light_weights:
+        raise BadSetting(
+            "light weights are for ONNX Runtime. Name it, too (runtime='onnx', or --runtime onnx), or leave them out."
+        )
+    path = local_folder(path)
+    if path.is_dir() or (not path.exists() and not path.suffix):
+        if any(value is not None for value in (model, patch_px, looks)):
+            raise BadSetting(f"{path} is a bundle, which contains model, patch_px and looks. Leave them out.")
+        bundle = Bundle.load(path)
+    else:
+        bundle = _from_official(path, model, patch_px, looks)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    bundle.to(device)
+    if threads is not None:
+        set_threads(threads)
+    return bundle if runtime is None else bundle.use(runtime, batch=batch, light_weights=light_weights)
+
+
+def _from_official(path: Path, model: str | None, patch_px: int | None, looks: int | None) -> Bundle:
+    official = load_official(path, model=model, patch_px=patch_px, looks=looks)
+    curve = cast(list[Point], official.curve)
+    return Bundle(
+        net=official.net,
+        classes=imagenet_classes(official.net.settings.classes),
+        costs=count_costs(official.net.settings),
+        thresholds=best_thresholds(curve),
+        curve=curve,
+        notes={"source": "a checkpoint of the paper"},
+    )

@@ -1,55 +1,40 @@
-"""`gf bench`: wall clock against the plain backbone, side by side in one run, and where the time goes."""
+"""`gf bench`: wall-clock time against the plain backbone, side by side in one run, and where the time goes."""
 
-import copy
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.bench.forced_exits import checked_shares, shares_within
-from glancefocus.bench.same_accuracy import subject_at_backbone_accuracy
-from glancefocus.bench.time_shares import SHARES
-from glancefocus.bench.wall_clock import (
-    BRIEF_BATCHES,
-    Subject,
-    Timing,
-    bench,
-    brief_runtimes,
-    forced_subject,
-    images_needed,
-    usual_cases,
-)
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.loading import load
-from glancefocus.cli.printing import Display, display, notice, output, progress_bars, say, tell_bad_files
-from glancefocus.costs import Costs
+from glancefocus.cli.options import Flag, Json, SplitName, Threads, command_options, words_of
+from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, progress_bars, say
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.evaluation.choosing import Records, looks_folder
-from glancefocus.exits.curve import Point
-from glancefocus.network.build import create, make_up_weights
-from glancefocus.network.macs import count_costs
-from glancefocus.network.model import GlanceFocus
-from glancefocus.network.presets import PRESETS
-from glancefocus.network.weights import load_backbone_weights
-from glancefocus.runtime.choose import RUNTIMES, check_name
-from glancefocus.training.recipes import assign
+from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share
+
+if TYPE_CHECKING:
+    import torch
+
+    from glancefocus.bench.wall_clock import Subject, Timing
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.costs import Costs
+    from glancefocus.exits.curve import Point
+    from glancefocus.network.model import GlanceFocus
 
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)
 BRIEF_SECONDS = 120.0
-"""How long a measurement takes, about, unless more is asked for."""
+"""About how long everything takes, unless more is asked for."""
 LIGHT_POLICY = {"head": "conv", "conv_kernel": 1, "conv_channels": 32, "units": 256}
-# How many times fewer multiply-adds at the backbone's accuracy: the paper's table of throughput, and for MobileNetV3 its text.
+# The backbone's multiply-adds divided by the network's, at equal accuracy: from the paper's table of throughput, and its text for
+# MobileNetV3.
 PAPER_RATIOS = {"resnet50": 1.90, "densenet121": 2.61, "densenet169": 1.84, "mobilenetv3_large_100": 1.4}
 
-
-# Columns of the table of ratios: their widths, and those where there is room for the quartiles.
+# Columns of the table of ratios: their widths, and their widths if there is room for the quartiles.
 _COLUMNS = {
     "runtime": (13, 20),
     "batch": (5, 5),
@@ -60,83 +45,123 @@ _COLUMNS = {
     "less_time": (9, 9),
     "quotient": (8, 8),
 }
-_WIDE = 115  # of a terminal that has room for them
+_WIDE = 115  # width of a terminal with room for them
 
 
+Several = Parameter(consume_multiple=True)
+
+
+@command_options
 @dataclass(frozen=True)
-class BenchAsked:
-    """What the user asked for, see words_bench.
+class BenchOptions:
+    """Options of `gf bench`."""
 
-    runtimes, batches, rounds  None: what answers most questions in about two minutes
-    everything                 all runtimes, larger batches, all rounds
-    """
-
-    runtimes: Sequence[str] | None = None
-    batches: Sequence[int] | None = None
-    threads: int | None = None
-    exits: Sequence[float] | None = None
-    budget_macs: float | None = None
+    network: str
+    """A bundle, its name on the hub (hf://user/name), or a preset of `gf models`, which gets random weights."""
+    data: str | None = None
+    """Labelled images, as for `gf evaluate`. The thresholds are then chosen so that the network is as accurate as the backbone.
+    Default: images of noise, and a given share of them stops after each look."""
+    _: KW_ONLY
+    runtime: Annotated[list[str] | None, Several] = None
+    """Inference backends to measure, one after the other: plain, eager, compile, onnx, openvino. Default: eager, and onnx and
+    openvino if they are installed."""
+    batch: Annotated[list[BatchSize] | None, Several] = None
+    """Batch sizes to measure. Default: 1 32."""
+    threads: Threads = None
+    """Number of CPU threads. Default: 1 for a batch of one image, as on a phone; otherwise one for each core."""
+    exits: Annotated[list[Share] | None, Several] = None
+    """The share of images that stops after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: as with the thresholds of the bundle,
+    or as for the paper's networks at the accuracy of their backbones."""
+    budget_macs: MultiplyAdds | None = None
+    """Instead of --exits: mean multiply-adds of an image. The shares then grow or shrink by one factor from look to look."""
     backbone: Path | None = None
-    light_policy: bool = False
+    """Weights of the plain backbone. Default: backbone.safetensors beside the bundle, where `gf train` puts it."""
+    light_policy: Flag = False
+    """For presets: use a small policy (1x1 convolution to 32 channels, 256 units)."""
     light_weights: bool | None = None
-    changes: Sequence[str] = ()
-    rounds: int | None = None
-    split: str | None = None
-    everything: bool = False
+    """With --runtime onnx: int8 weights in memory-bound layers, for small batches.
+    Default: without them; with --all, both."""
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
+    """For presets: a setting of the network as name=value, such as policy.units=128. May be repeated."""
+    rounds: Rounds | None = None
+    """Number of measured rounds. Each round times the backbone and the network once. Default: 3 to 7, so that everything takes
+    about two minutes."""
+    everything: Annotated[bool, Parameter(name="--all", negative="")] = False
+    """Measure everything: all installed runtimes (compile only on a GPU), with and without light weights, batches of 1, 64 and
+    128, and 7 rounds."""
+    split: SplitName | None = None
+    """With data: the images to measure on: train, val, test or all. Default: as for `gf evaluate`. Other images, or one half of
+    these, choose the thresholds."""
+    json: Json = False
 
     def __post_init__(self) -> None:
         if self.exits is not None and self.budget_macs is not None:
-            raise BadSetting("say which shares leave after each look (--exits), or a --budget-macs, not both.")
-        for name in self.runtimes or ():
-            check_name(name, RUNTIMES)
+            raise BadSetting("give the shares that stop after each look (--exits), or a --budget-macs, not both.")
+
+    @property
+    def runtimes(self) -> list[str] | None:
+        return None if self.runtime is None else words_of(self.runtime)
 
 
-def bench_network(network: str, data: str | None, asked: BenchAsked, *, as_json: bool) -> None:
-    """Measure every case, and print what came of it, rows as they come."""
-    batches = asked.batches if asked.batches is not None else ALL_BATCHES if asked.everything else BRIEF_BATCHES
+def bench_network(options: BenchOptions) -> None:
+    """Measure wall-clock time against the plain backbone, side by side: how much of the saved multiply-adds becomes saved time.
+
+    Example: gf bench runs/signs/bundle signs --runtime onnx openvino
+    """
+    from glancefocus.bench.wall_clock import BRIEF_BATCHES, images_needed
+    from glancefocus.bundle.hub import local_folder
+    from glancefocus.network.presets import PRESETS
+    from glancefocus.runtime.choose import RUNTIMES, check_name
+
+    for name in options.runtimes or ():
+        check_name(name, RUNTIMES)
+    network, as_json = local_folder(options.network), options.json
+    batches = options.batch if options.batch is not None else ALL_BATCHES if options.everything else BRIEF_BATCHES
     if not batches:
-        raise BadSetting("there is nothing to measure: no batch was named.")
+        raise BadSetting("there is nothing to measure: --batch is empty. Give at least one batch size.")
     most_images = max(map(images_needed, batches))
     with progress_bars(quiet=as_json) as progress:
-        if Path(network).exists():
-            subject = bundle_subject(Path(network), data, asked, most_images, progress)
-        elif network in PRESETS:
-            subject = preset_subject(network, data, asked, most_images)
+        if network.exists():
+            subject = bundle_subject(network, options, most_images, progress)
+        elif str(network) in PRESETS:
+            subject = preset_subject(options, most_images)
         else:
             raise UnknownName(
-                "bundle or preset", network, PRESETS, "Name a bundle's folder, or a preset of `gf models`."
+                "bundle or preset", str(network), PRESETS, "Name a bundle's folder, or a preset of `gf models`."
             )
     with display(for_programs=as_json, in_percent=True) as shown:
-        rows = None if as_json else TimingRows(shown, network)
-        timings = _measured(subject, batches, asked, shown, rows)
+        rows = None if as_json else TimingRows(shown, str(network))
+        timings = _measured(subject, batches, options, shown, rows)
     if as_json:
         print(json.dumps([timing.to_plain() for timing in timings], indent=1, allow_nan=False))
         return
     _print(subject, timings)
-    if not asked.everything and asked.runtimes is None:
-        notice("--all measures every runtime that is installed, with int8 weights, too, and larger batches.")
+    if not options.everything and options.runtimes is None:
+        notice("--all also measures every other installed runtime, int8 weights, and larger batches.")
 
 
 def _measured(
-    subject: Subject, batches: Sequence[int], asked: BenchAsked, shown: Display, rows: "TimingRows | None"
-) -> list[Timing]:
-    """Every case one after the other, in about two minutes unless the rounds or everything was asked for."""
+    subject: "Subject", batches: Sequence[int], options: BenchOptions, shown: Display, rows: "TimingRows | None"
+) -> list["Timing"]:
+    """All cases, one after the other; in about two minutes, unless --rounds or --all was given."""
+    from glancefocus.bench.wall_clock import bench, brief_runtimes, usual_cases
+
     device = next(subject.net.parameters()).device
-    runtimes = brief_runtimes(device) if asked.runtimes is None and not asked.everything else asked.runtimes
-    cases = usual_cases(runtimes, batches, asked.threads, device, asked.light_weights)
-    brief = asked.rounds is None and not asked.everything
+    runtimes = brief_runtimes(device) if options.runtimes is None and not options.everything else options.runtimes
+    cases = usual_cases(runtimes, batches, options.threads, device, options.light_weights)
+    brief = options.rounds is None and not options.everything
     ends_at = time.perf_counter() + BRIEF_SECONDS
     timings: list[Timing] = []
 
-    def tell(share: float) -> None:
-        shown.tell("measuring", len(timings) + 0.8 * share, len(cases))  # the rest is for where the time goes
+    def progress(share: float) -> None:
+        shown.progress("measuring", len(timings) + 0.8 * share, len(cases))  # the rest is for the time of the parts
 
     for case in cases:
-        tell(0.0)
-        # Of what is left of the time each case has its share, half of it for the rounds: opening a runtime takes some, too.
+        progress(0.0)
+        # Each case gets an equal share of the time that is left, half of it for the rounds: opening a runtime takes time, too.
         seconds = 0.5 * max(0.0, ends_at - time.perf_counter()) / (len(cases) - len(timings)) if brief else None
-        options = {"rounds": asked.rounds or ROUNDS, "warm_up": 1 if brief else 2}
-        timings.append(bench(subject, case, **options, seconds=seconds, progress=tell))
+        rounds, warm_up = options.rounds or ROUNDS, 1 if brief else 2
+        timings.append(bench(subject, case, rounds=rounds, warm_up=warm_up, seconds=seconds, progress=progress))
         if rows is not None:
             rows.show(timings[-1])
     return timings
@@ -147,11 +172,11 @@ class TimingRows:
 
     def __init__(self, shown: Display, network: str) -> None:
         self.shown = shown
-        title = f"{network} against its plain backbone: milliseconds an image, times fewer multiply-adds and less time"
+        title = f"{network} against its plain backbone: milliseconds per image, ratios of multiply-adds and of time"
         shown.show(Text(title, style="italic"))
         self._print([name.replace("_", " ") for name in _COLUMNS], style="bold")
 
-    def show(self, t: Timing) -> None:
+    def show(self, t: "Timing") -> None:
         wide = self.shown.console.width >= _WIDE
         backbone, own = f"{t.backbone_ms:.2f}", f"{t.glancefocus_ms:.2f}"
         if wide:
@@ -170,57 +195,84 @@ class TimingRows:
         self.shown.show(table)
 
 
-def preset_subject(name: str, data: str | None, asked: BenchAsked, most_images: int) -> Subject:
-    """A preset with made-up weights, and noise of which the paper's shares leave after each look, unless others were asked for."""
+def preset_subject(options: BenchOptions, most_images: int) -> "Subject":
+    """A preset with random weights on noise; the share that stops after each look is the paper's, unless options give another."""
+    import torch
+
+    from glancefocus.network.build import create, make_up_weights
+    from glancefocus.network.macs import count_costs
+    from glancefocus.training.recipes import assign
+
+    name, data = options.network, options.data
     if data is not None:
-        raise BadSetting(f"{name} has made-up weights, which recognise nothing in {data}. Leave the data out.")
-    if asked.backbone is not None:
-        raise BadSetting(f"{name} has made-up weights, and so has its backbone. Leave --backbone out.")
-    changes: dict[str, Any] = {"policy": dict(LIGHT_POLICY)} if asked.light_policy else {}
-    for assignment in asked.changes:
+        raise BadSetting(f"{name} has random weights, which recognise nothing in {data}. Leave the data out.")
+    if options.backbone is not None:
+        raise BadSetting(f"{name} has random weights, and so has its backbone. Leave --backbone out.")
+    changes: dict[str, Any] = {"policy": dict(LIGHT_POLICY)} if options.light_policy else {}
+    for assignment in options.setting or ():
         assign(changes, assignment)
     generator = torch.Generator().manual_seed(0)
     net = make_up_weights(create(name, seed=0, **changes), generator)
-    return _forced(net, count_costs(net.settings), None, asked, most_images, generator)
+    return _forced(net, count_costs(net.settings), None, options, most_images, generator)
 
 
-def bundle_subject(folder: Path, data: str | None, asked: BenchAsked, most_images: int, progress: Any) -> Subject:
-    """A trained network at its backbone's accuracy on data, or with forced exits on noise."""
-    if asked.changes or asked.light_policy:
-        raise BadSetting("a bundle is trained as it is; --set and --light-policy are for presets. Leave them out.")
+def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progress: Any) -> "Subject":
+    """A trained network, on data with thresholds for its backbone's accuracy, or on noise with given shares that stop."""
+    import torch
+
+    from glancefocus.bench.wall_clock import Subject
+    from glancefocus.bundle.bundle import load
+    from glancefocus.evaluation.choosing import at_backbone_accuracy
+    from glancefocus.evaluation.records import Records, looks_folder
+
+    if options.setting or options.light_policy:
+        raise BadSetting(
+            "--set and --light-policy would change a network that is trained already; they are for presets. Leave them out."
+        )
     bundle = load(folder)
-    if data is None:
-        if asked.split is not None:
-            raise BadSetting(
-                f"--split {asked.split} is a part of the data, but no data was named. Name it, or leave --split out."
-            )
+    if options.data is None:
+        if options.split is not None:
+            raise BadSetting(f"--split {options.split} needs data. Name the data, or leave --split out.")
         curve = next((p for p in bundle.curve if _thresholds(p) == _plain(bundle.thresholds)), None)
         exits = None if curve is None else curve.get("exits_per_look")
         usual = None if exits is None else [count / sum(exits) for count in exits]
         generator = torch.Generator().manual_seed(0)
-        return _forced(bundle.net, bundle.costs, usual, asked, most_images, generator)
-    if asked.exits is not None or asked.budget_macs is not None:
+        return _forced(bundle.net, bundle.costs, usual, options, most_images, generator)
+    if options.exits is not None or options.budget_macs is not None:
         raise BadSetting(
-            "with data thresholds are such that glancefocus is as accurate as the backbone. Leave the data out, or "
+            "with data, thresholds are chosen so that the network is as accurate as the backbone. Leave the data out, or "
             "--exits and --budget-macs."
         )
-    backbone = _backbone_of(bundle, folder, asked.backbone)
-    records = Records(bundle, data, looks_folder(folder), progress=progress)
-    subject = subject_at_backbone_accuracy(records, backbone, most_images, split=asked.split)
-    tell_bad_files(records.bad_files)
-    for remark in records.remarks(records.to_measure(asked.split)):
+    backbone = _backbone_of(bundle, folder, options.backbone)
+    records = Records(bundle, options.data, looks_folder(folder), progress=progress)
+    found = at_backbone_accuracy(records, backbone, most_images, split=options.split)
+    print_bad_files(records.bad_files)
+    for remark in records.remarks(records.to_measure(options.split)):
         notice(remark)
-    return subject
+    return Subject(
+        bundle.net,
+        backbone,
+        bundle.costs,
+        found.images,
+        rule=bundle.exit_rule(thresholds=found.thresholds),
+        accuracy=found.accuracy,
+        backbone_accuracy=found.backbone_accuracy,
+        measured_on=found.measured_on,
+        chosen_on=found.chosen_on,
+    )
 
 
-def _backbone_of(bundle: Bundle, folder: Path, file: Path | None) -> GlanceFocus:
+def _backbone_of(bundle: "Bundle", folder: Path, file: Path | None) -> "GlanceFocus":
     """The bundle's network with the plain backbone as its focus encoder."""
+    import copy
+
+    from glancefocus.network.weights import load_backbone_weights
     from glancefocus.training.run_folder import BACKBONE_FILE
 
     file = folder.absolute().parent / BACKBONE_FILE if file is None else file
     if not file.exists():
         raise BadSetting(
-            f"there is no plain backbone at {file} to be as accurate as. Name its weights with --backbone, or leave the data out."
+            f"there is no plain backbone at {file} to compare with. Name its weights with --backbone, or leave the data out."
         )
     net = copy.deepcopy(bundle.net)
     load_backbone_weights(net.focus_encoder.backbone, file)
@@ -228,19 +280,21 @@ def _backbone_of(bundle: Bundle, folder: Path, file: Path | None) -> GlanceFocus
 
 
 def _forced(
-    net: GlanceFocus,
-    costs: Costs,
+    net: "GlanceFocus",
+    costs: "Costs",
     usual: Sequence[float] | None,
-    asked: BenchAsked,
+    options: BenchOptions,
     most_images: int,
-    generator: torch.Generator,
-) -> Subject:
-    """Noise, of which a share leaves after each look that was asked for, or is usual for the bundle, or is the paper's."""
+    generator: "torch.Generator",
+) -> "Subject":
+    """Noise; the share that stops after each look comes from the options, from the bundle (`usual`), or from the paper."""
+    from glancefocus.bench.wall_clock import checked_shares, forced_subject, shares_within
+
     looks = net.settings.looks
-    if asked.exits is not None:
-        shares = checked_shares(asked.exits, looks)
-    elif asked.budget_macs is not None:
-        shares = shares_within(costs.macs_after_look, asked.budget_macs)
+    if options.exits is not None:
+        shares = checked_shares(options.exits, looks)
+    elif options.budget_macs is not None:
+        shares = shares_within(costs.macs_after_look, options.budget_macs)
     elif usual is not None:
         shares = list(usual)
     elif net.settings.backbone in PAPER_RATIOS and net.settings.frames == 1:
@@ -248,13 +302,13 @@ def _forced(
         shares = shares_within(costs.macs_after_look, budget, falling=True)
     else:
         raise BadBudget(
-            f"nobody has said how many images leave after each of {looks} looks. Say it with --exits, or give a --budget-macs of "
-            f"{costs.macs_after_look[0]:.3g} to {costs.macs_after_look[-1]:.3g}."
+            f"the shares of images that stop after each of {looks} looks are unknown. Give them with --exits, or give a "
+            f"--budget-macs of {costs.macs_after_look[0]:.3g} to {costs.macs_after_look[-1]:.3g}."
         )
     return forced_subject(net, costs, shares, most_images, generator)
 
 
-def _thresholds(point: Point) -> Any:
+def _thresholds(point: "Point") -> Any:
     return _plain(point.get("thresholds"))
 
 
@@ -262,21 +316,23 @@ def _plain(thresholds: Any) -> Any:
     return None if thresholds is None else json.loads(json.dumps(thresholds))
 
 
-def _print(subject: Subject, timings: Sequence[Timing]) -> None:
+def _print(subject: "Subject", timings: Sequence["Timing"]) -> None:
     output().print(_shares(timings))
     exits = timings[0].exits
     say(
-        f"of {sum(exits)} images {' / '.join(map(str, exits))} left after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
+        f"of {sum(exits)} images {' / '.join(map(str, exits))} stopped after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
     )
     if subject.accuracy is not None and subject.backbone_accuracy is not None:
         say(
             f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
-            f"thresholds were chosen on {subject.chosen_on} to be as accurate as the backbone there"
+            f"the thresholds were chosen on {subject.chosen_on}, to be as accurate as the backbone there"
         )
 
 
-def _shares(timings: Sequence[Timing]) -> Table:
-    table = Table(title="where the time of glancefocus goes, in %, and milliseconds of each look")
+def _shares(timings: Sequence["Timing"]) -> Table:
+    from glancefocus.bench.time_shares import SHARES
+
+    table = Table(title="where the time of glancefocus goes, in %, and the milliseconds of each look")
     table.add_column("runtime", no_wrap=True)
     for name in ("batch", *(share.replace("_", " ") for share in SHARES), "looks"):
         table.add_column(name, justify="right")

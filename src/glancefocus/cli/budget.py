@@ -1,47 +1,81 @@
-"""`gf budget`: what an answer may cost goes in, thresholds come out and into the bundle."""
+"""`gf budget`: finds the thresholds for a budget, and stores them in the bundle."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from rich.table import Table
 
-from glancefocus.bench.latency import measure_latency
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.loading import load
-from glancefocus.cli.printing import cell, notice, output, progress_bars, say, tell_bad_files
+from glancefocus.cli.options import (
+    BundleName,
+    Flag,
+    Json,
+    LightWeights,
+    Runtime,
+    SplitName,
+    Threads,
+    command_options,
+)
+from glancefocus.cli.printing import cell, notice, output, print_bad_files, progress_bars, say
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.evaluation.assess import BEST_ACCURACY, Budgeted, halves, look_table, with_interval, within_budget
-from glancefocus.evaluation.choosing import Choice, Records, choose_images, choosing_and_measuring, looks_folder
-from glancefocus.evaluation.records import fit_temperatures
-from glancefocus.exits.budget import check_solver, check_table, cross_fitted_curve, solve_curve
-from glancefocus.exits.curve import Point, frozen, leave_thresholds, refuse_budget
-from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
+
+if TYPE_CHECKING:
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.evaluation.choosing import Budgeted, Choice
+    from glancefocus.evaluation.records import Records
+    from glancefocus.exits.curve import Point
+    from glancefocus.exits.table import LookTable, Thresholds
 
 
+@command_options
 @dataclass(frozen=True)
-class BudgetAsked:
-    """What the user asked for; macs, ms or the curve."""
+class BudgetOptions:
+    """Options of `gf budget`."""
 
-    macs: float | None
-    ms: float | None
-    curve: bool
-    solver: str | None
-    score: str | None
-    on: str
-    calibrate: bool
-    batch_size: int
-    workers: int
-    max_bad_files: int
-    save: bool
-    split: str | None = None
+    bundle: BundleName
+    data: str
+    """Labelled images, as for `gf evaluate`."""
+    _: KW_ONLY
+    macs: MultiplyAdds | None = None
+    """Mean multiply-adds that an answer may cost, such as 2e8."""
+    ms: Milliseconds | None = None
+    """Mean milliseconds that an answer may take. The looks are timed on this device in this runtime, and the times are stored."""
+    curve: Flag = False
+    """Solve a whole range of budgets, and store the cheapest thresholds that are as accurate as the best ones."""
+    solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None
+    """Method that finds the thresholds. direct: the most accurate ones. geometric: the share of images that stop grows or shrinks
+    by one factor from look to look, as in the paper's code; geometric-paper: it only shrinks. genetic: for networks with several
+    patch sizes. Default: direct; genetic with several patch sizes."""
+    score: Literal["confidence", "entropy", "value", "random"] | None = None
+    """The score that is compared with the thresholds. Default: the one of the bundle."""
+    on: Literal["held-out", "train"] = "held-out"
+    """Choose the thresholds on held-out images and measure on others, or choose them on training images as in the paper."""
+    split: SplitName | None = None
+    """The images that choose the thresholds: train, val, test or all. If no other images are held out, all of them choose, and
+    each is measured with thresholds that were chosen without it. Default: val. Images that trained the network are left out of
+    val, of test, and of data that the network was not trained on."""
+    calibrate: Flag = False
+    """First fit one temperature per look, so that confidences match accuracies. If no other images are held out, one half of the
+    images then chooses the thresholds and the other half measures them."""
+    batch_size: BatchSize = 1
+    """Number of images processed together when milliseconds are measured."""
+    runtime: Runtime = None
+    light_weights: LightWeights = False
+    threads: Threads = None
+    workers: Workers = 0
+    """Number of processes that read files."""
+    max_bad_files: BadFiles = 10
+    """Skip up to this many unreadable files; with more, abort."""
+    store: bool = True
+    """Write thresholds and curve into the bundle. --no-store only prints them."""
+    json: Json = False
 
     def __post_init__(self) -> None:
         if (self.macs is None) + (self.ms is None) + (not self.curve) != 2:
             raise BadSetting(
-                "say what an answer may cost: --macs 2e8, or --ms 12, or --curve for all budgets; one of them."
+                "give the cost that an answer may have: --macs 2e8, or --ms 12, or --curve for all budgets; exactly one of them."
             )
 
     @property
@@ -54,88 +88,112 @@ class BudgetAsked:
 
     @property
     def words(self) -> str:
-        """What the thresholds are for, as a bundle notes it."""
+        """What the thresholds are for, as the notes of the bundle describe it."""
+        from glancefocus.evaluation.assess import BEST_ACCURACY
+
         if self.budget is None:
             return BEST_ACCURACY
         return f"a budget of {_amount(self.budget, self.unit)}{' multiply-adds' if self.ms is None else ''}"
 
 
-def set_budget(
-    folder: Path,
-    source: str,
-    asked: BudgetAsked,
-    *,
-    runtime: str | None = None,
-    light_weights: bool = False,
-    threads: int | None = None,
-    as_json: bool,
-) -> None:
-    """Solve, store in the bundle, and tell what came of it on other images."""
-    bundle = load(folder, runtime=runtime, threads=threads, batch=asked.batch_size, light_weights=light_weights)
-    _refuse_at_once(bundle, asked)
-    if asked.score is not None:
-        bundle.score = asked.score
-        # Refuses a score that does not go with several patch sizes.
+def budget(options: BudgetOptions) -> None:
+    """Find the most accurate thresholds within a budget, store them in the bundle, and show what they achieve on other images.
+
+    Example: gf budget runs/signs/bundle signs --macs 9e6
+    """
+    from glancefocus.bench.latency import measure_latency
+    from glancefocus.bundle.bundle import load
+    from glancefocus.bundle.hub import local_folder, refuse_writing
+    from glancefocus.evaluation.choosing import choose_images, within_budget
+    from glancefocus.evaluation.records import Records, looks_folder
+    from glancefocus.exits.budget import check_table, solve_curve
+    from glancefocus.exits.curve import leave_thresholds
+
+    if options.store:
+        refuse_writing(options.bundle)
+    folder = local_folder(options.bundle)
+    bundle = load(
+        folder,
+        runtime=options.runtime,
+        threads=options.threads,
+        batch=options.batch_size,
+        light_weights=options.light_weights,
+    )
+    _refuse_early(bundle, options)
+    if options.score is not None:
+        bundle.score = options.score
+        # Refuses a score that does not work with several patch sizes.
         bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.patch_px)))
-    with progress_bars(quiet=as_json) as progress:
+    with progress_bars(quiet=options.json) as progress:
         records = Records(
             bundle,
-            source,
+            options.data,
             looks_folder(folder),
-            workers=asked.workers,
-            max_bad_files=asked.max_bad_files,
+            workers=options.workers,
+            max_bad_files=options.max_bad_files,
             progress=progress,
         )
-        if asked.calibrate:
-            bundle.temperatures = _temperatures(records, asked)
-        choice = choose_images(records, asked.on, split=asked.split, in_halves=asked.calibrate)
-        tell_bad_files(records.bad_files)
+        if options.calibrate:
+            bundle.temperatures = _temperatures(records, options)
+        choice = choose_images(records, options.on, split=options.split, in_halves=options.calibrate)
+        print_bad_files(records.bad_files)
         remarks = records.remarks(choice.split)
         for remark in remarks:
             notice(remark)
-        if asked.ms is not None:
+        if options.ms is not None:
             keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
-            bundle.latencies = [*keep, measure_latency(bundle, batch_size=asked.batch_size)]
-        choosing, measuring = _tables(bundle, choice, asked.unit)
+            bundle.latencies = [*keep, measure_latency(bundle, batch_size=options.batch_size)]
+        choosing, measuring = _tables(bundle, choice, options.unit)
         check_table(choosing)
-        found = within_budget(choosing, asked.budget, measuring=measuring, solver=asked.solver)
-        curve = solve_curve(replace(choosing, unit="macs"), solver=asked.solver)
-        result = _result(bundle, choice, asked, found)
-        if asked.curve:
-            result["curve"] = _measured_curve(choosing, measuring, curve, asked.solver)
-    if asked.save:
+        found = within_budget(choosing, options.budget, measuring=measuring, solver=options.solver)
+        curve = solve_curve(replace(choosing, unit="macs"), solver=options.solver)
+        result = _result(bundle, choice, options, found)
+        if options.curve:
+            result["curve"] = _measured_curve(choosing, measuring, curve, options.solver)
+    if options.store:
         records.remember_choosing(choice.split)
-        _store(bundle, folder, choice, asked, found.thresholds, curve)
-    result |= {"stored": asked.save, "remarks": remarks}
-    if as_json:
+        _store(bundle, folder, choice, options, found.thresholds, curve)
+    result |= {"stored": options.store, "remarks": remarks}
+    if options.json:
         print(json.dumps(result, indent=1, allow_nan=False))
         return
     _print(result)
 
 
-def _refuse_at_once(bundle: Bundle, asked: BudgetAsked) -> None:
-    """What cannot be asked of this bundle is refused before anything is looked at."""
-    check_solver(len(bundle.settings.patch_px), asked.solver)
-    if asked.budget is not None:
-        refuse_budget(asked.budget, bundle.costs.macs_after_look[0] if asked.ms is None else asked.budget, asked.unit)
-    if asked.ms is not None and asked.ms <= 0:
-        raise BadBudget(f"a budget is a number of ms above 0, but got {asked.ms:g}.")
+def _refuse_early(bundle: "Bundle", options: BudgetOptions) -> None:
+    """Refuse what this bundle cannot do before any image is read."""
+    from glancefocus.exits.budget import check_solver
+    from glancefocus.exits.curve import refuse_budget
+
+    check_solver(len(bundle.settings.patch_px), options.solver)
+    if options.budget is not None:
+        refuse_budget(
+            options.budget, bundle.costs.macs_after_look[0] if options.ms is None else options.budget, options.unit
+        )
+    if options.ms is not None and options.ms <= 0:
+        raise BadBudget(f"a budget is a number of ms above 0, but got {options.ms:g}.")
 
 
-def _temperatures(records: Records, asked: BudgetAsked) -> tuple[float, ...]:
-    """Fitted on the images that choose, and on no others."""
+def _temperatures(records: "Records", options: BudgetOptions) -> tuple[float, ...]:
+    """Fitted only on the images that choose the thresholds."""
+    from glancefocus.evaluation.assess import halves
+    from glancefocus.evaluation.calibration import fit_temperatures
+    from glancefocus.evaluation.choosing import choosing_and_measuring
+
     if records.made_before is not None:
         raise BadSetting(
-            "temperatures are found by looking at images; a look record does not hold them. Name the data."
+            "temperatures are fitted on images, and a look record does not contain them. Name the data instead."
         )
-    first, second = choosing_and_measuring(records, asked.on, asked.split)
+    first, second = choosing_and_measuring(records, options.on, options.split)
     split = records.split(first)
     rows = None if second is not None else halves(len(split))[0].tolist()
     bundle = records.bundle
     return fit_temperatures(bundle.net, split, rows=rows, workers=records.workers, device=bundle.device)
 
 
-def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tuple[LookTable, LookTable | None]:
+def _tables(bundle: "Bundle", choice: "Choice", unit: Literal["macs", "ms"]) -> tuple["LookTable", "LookTable | None"]:
+    from glancefocus.evaluation.assess import look_table
+
     choosing = replace(look_table(bundle, choice.choosing).rows(choice.choosing_rows), unit=unit)
     if choice.crosswise:
         return choosing, None
@@ -143,9 +201,14 @@ def _tables(bundle: Bundle, choice: Choice, unit: Literal["macs", "ms"]) -> tupl
 
 
 def _measured_curve(
-    choosing: LookTable, measuring: LookTable | None, curve: list[Point], solver: str | None
-) -> list[Point]:
-    """The curve as images make it that were judged by thresholds which they did not choose."""
+    choosing: "LookTable", measuring: "LookTable | None", curve: "list[Point]", solver: str | None
+) -> "list[Point]":
+    """The curve, measured on images that did not choose its thresholds."""
+    import numpy as np
+
+    from glancefocus.evaluation.assess import with_interval
+    from glancefocus.exits.budget import cross_fitted_curve
+
     if measuring is None:
         points = cross_fitted_curve(replace(choosing, unit="macs"), curve, solver=solver)
         return [with_interval(point, len(choosing)) for point in points]
@@ -154,16 +217,21 @@ def _measured_curve(
     return [with_interval(point, len(measuring)) for point in points]
 
 
-def _result(bundle: Bundle, choice: Choice, asked: BudgetAsked, found: Budgeted) -> dict[str, Any]:
+def _result(bundle: "Bundle", choice: "Choice", options: BudgetOptions, found: "Budgeted") -> dict[str, Any]:
+    import numpy as np
+
+    from glancefocus.evaluation.assess import with_interval
+    from glancefocus.exits.budget import check_solver
+
     latency = bundle.latency_here()
     return {
         "thresholds": np.asarray(found.thresholds, dtype=np.float64).tolist(),
         "score": bundle.score,
-        "solver": check_solver(len(bundle.settings.patch_px), asked.solver),
+        "solver": check_solver(len(bundle.settings.patch_px), options.solver),
         "temperatures": None if bundle.temperatures is None else list(bundle.temperatures),
-        "budget": asked.budget if found.binds else None,
-        "unit": asked.unit,
-        "every_look_fits": asked.budget is not None and not found.binds,
+        "budget": options.budget if found.binds else None,
+        "unit": options.unit,
+        "every_look_fits": options.budget is not None and not found.binds,
         "chosen_on": choice.choosing_words,
         "on_those": with_interval(found.on_choosers, len(choice.choosing_rows)),
         "measured_on": choice.measuring_words,
@@ -175,19 +243,23 @@ def _result(bundle: Bundle, choice: Choice, asked: BudgetAsked, found: Budgeted)
 
 
 def _store(
-    bundle: Bundle,
+    bundle: "Bundle",
     folder: Path,
-    choice: Choice,
-    asked: BudgetAsked,
-    thresholds: Thresholds,
-    curve: list[Point],
+    choice: "Choice",
+    options: BudgetOptions,
+    thresholds: "Thresholds",
+    curve: "list[Point]",
 ) -> None:
+    import numpy as np
+
+    from glancefocus.exits.curve import frozen
+
     bundle.thresholds = frozen(np.asarray(thresholds, dtype=np.float64).tolist())
     bundle.curve = curve
     bundle.notes |= {
         "thresholds_chosen_on": choice.choosing_words,
         "thresholds_data": choice.choosing.about.data,
-        "thresholds_for": asked.words,
+        "thresholds_for": options.words,
     }
     bundle.update(folder)
 
@@ -195,7 +267,7 @@ def _store(
 def _print(result: dict[str, Any]) -> None:
     unit = result["unit"]
     table = Table(title=f"thresholds on the {result['score']}: {_rounded(result['thresholds'][:-1])}")
-    for name in ("images", "accuracy", "cost", "leave after each look"):
+    for name in ("images", "accuracy", "cost", "stop after each look"):
         table.add_column(name, justify="left" if name == "images" else "right")
     for words, point in (("chosen", result["on_those"]), ("measured", result["on_these"])):
         table.add_row(
@@ -217,34 +289,33 @@ def _print(result: dict[str, Any]) -> None:
         say(sentence)
     if "curve" in result:
         console.print(_curve_table(result["curve"]))
-    kept = (
-        "stored in the bundle: gf predict uses them, and --budget-macs any other" if result["stored"] else "not stored"
-    )
-    say(kept)
+    stored = "stored in the bundle. gf predict uses these thresholds; gf predict --budget-macs chooses others"
+    say(stored if result["stored"] else "not stored")
 
 
 def _sentences(result: dict[str, Any]) -> list[str]:
-    """What is to be said of the figures."""
+    """Remarks on the figures."""
     unit, new, spent = result["unit"], result["forecast"], result["on_those"][f"mean_{result['unit']}"]
     sentences = []
     if result["every_look_fits"]:
         sentences.append("every look for every image fits into this budget.")
     if result["every_look_fits"] or (result["budget"] is not None and spent < 0.95 * result["budget"]):
         sentences.append(
-            f"{_amount(spent, unit)} are spent: on the images that chose, more would gain less than a tenth of a point."
+            f"only {_amount(spent, unit)} are used: on the images that chose the thresholds, more would gain less than 0.1 points "
+            "of accuracy."
         )
     if new["images"] < new["images_needed"]:
         half = (new["cost_high"] - new["cost_low"]) / 2 / new["cost"]
         sentences.append(
-            f"few images: {new['images']} tell the cost to ±{100 * half:.0f} %; about {new['images_needed']:,} would tell it "
-            "to ±10 %."
+            f"few images: with {new['images']} the mean cost is known to ±{100 * half:.0f} %; about {new['images_needed']:,} are "
+            "needed for ±10 %."
         )
     return sentences
 
 
-def _curve_table(curve: list[Point]) -> Table:
-    table = Table(title="every budget, measured on images that did not choose")
-    for name in ("budget", "mean cost", "accuracy", "leave after each look"):
+def _curve_table(curve: "list[Point]") -> Table:
+    table = Table(title="all budgets, measured on images that did not choose the thresholds")
+    for name in ("budget", "mean cost", "accuracy", "stop after each look"):
         table.add_column(name, justify="right")
     for point in curve[:: max(1, len(curve) // 12)]:
         table.add_row(

@@ -1,67 +1,86 @@
-"""`gf demo`: the whole story on the built-in world. Train, compare, draw, report."""
+"""`gf demo`: trains on the built-in data set `signs`, compares, and writes a report."""
 
 import json
 import time
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from PIL import Image
 from rich.table import Table
 
-from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.options import Json, OutputName, command_options
 from glancefocus.cli.printing import notice, output, print_verdict, say
-from glancefocus.data.sources import open_data
-from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadData
-from glancefocus.evaluation.every_look import Comparison, backbone_accuracy, compare
-from glancefocus.evaluation.report import gallery_of, write_report
 from glancefocus.files import write_file
-from glancefocus.free_memory import keep_freed_memory
-from glancefocus.training.checkpoint import write_run_file
-from glancefocus.training.journal import read_metrics
-from glancefocus.training.recipes import train_settings
-from glancefocus.training.run import load_backbone, train
-from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
-from glancefocus.training.settings import TrainSettings
+from glancefocus.values import Seed
+
+if TYPE_CHECKING:
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.data.splits import MemorySplit
+    from glancefocus.evaluation.every_look import Comparison
+    from glancefocus.training.settings import TrainSettings
 
 SCENES_PER_CLASS = 4
-"""Test scenes of each class are written as pictures, to try `gf predict` on."""
+"""Test images of each class that are written as files, to try `gf predict` on."""
 
 
-def run_demo(folder: Path | None, *, seed: int, as_json: bool) -> None:
-    """Train on `signs`, measure on scenes that no weight and no threshold was chosen on, print one table, write one page.
+@command_options
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `gf demo`."""
 
-    folder  for the run, the page and the pictures; None: the run goes where `gf train signs` puts it, the rest to demo/
+    _: KW_ONLY
+    output: Annotated[Path | None, OutputName] = None
+    """The folder to write. A demo that was stopped continues there. Default: the run and its bundle go to runs/signs, as with `gf
+    train signs`; the report and some images to try go to demo/."""
+    seed: Seed = 0
+    """Seed of all random numbers. Another seed gives another run."""
+    json: Json = False
+
+
+def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts needs a default if no option is required
+    """Try everything on the built-in data set: train, compare, draw, report. Nothing is downloaded; minutes on two cores.
+
+    Example: gf demo
     """
-    asked = asked_for({"data": "signs", "seed": seed or None})  # as `gf train signs` is asked for
-    chosen = choose_run(asked, "signs", None if folder is None else folder / "run")
-    run, folder = chosen.folder, folder or Path("demo")
+    from glancefocus.evaluation.verdict import read_verdict
+    from glancefocus.free_memory import keep_freed_memory
+    from glancefocus.training import recipes
+    from glancefocus.training.checkpoint import write_run_file
+    from glancefocus.training.run import train
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
+
+    asked = asked_for({"data": "signs", "seed": options.seed or None})  # the same run as `gf train signs`
+    chosen = choose_run(asked, "signs", None if options.output is None else options.output / "run")
+    run, folder = chosen.folder, options.output or Path("demo")
     keep_freed_memory()
     started = time.monotonic()
-    settings = chosen.settings or train_settings("signs", changes={"seed": seed})
+    settings = chosen.settings or recipes.train_settings("signs", changes={"seed": options.seed})
     with run_farewell(run):
-        bundle = train(settings, run, asked=asked, quiet=as_json, planned=True)
-        comparison = report_run(bundle, settings, run, folder / "report.html")
+        bundle = train(settings, run, asked=asked, quiet=options.json, planned=True)
+        comparison = report_run(bundle, settings, run, folder)
         scene = write_scenes(bundle, settings, folder / "scenes")
         seconds, verdict = time.monotonic() - started, bundle.notes.get("verdict")
         result = json.dumps(
             {**comparison.to_plain(), "verdict": verdict, "seconds": round(seconds, 1)}, allow_nan=False
         )
         write_run_file(folder / "result.json", lambda stream: stream.write(result.encode()))
-    if as_json:
+    if options.json:
         print(result)
         return
     print_comparison(comparison)
     if verdict is not None:
-        print_verdict(verdict)
+        print_verdict(read_verdict(verdict))
     notice(
-        f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or ask: gf predict {run / BUNDLE_FOLDER} {scene}"
+        f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or try: gf predict {run / BUNDLE_FOLDER} {scene}"
     )
 
 
-def write_scenes(bundle: Bundle, settings: TrainSettings, folder: Path) -> Path:
-    """Write the first test scenes of each class as folder/CLASS/1.png, ...; returns one that shows something."""
+def write_scenes(bundle: "Bundle", settings: "TrainSettings", folder: Path) -> Path:
+    """Write the first test images of each class as folder/CLASS/1.png, ...; returns one of them that shows a sign."""
+    from PIL import Image
+
     split = _shown(settings)
     for number, name in enumerate(bundle.classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -72,8 +91,11 @@ def write_scenes(bundle: Bundle, settings: TrainSettings, folder: Path) -> Path:
     return folder / bundle.classes[-1] / "1.png"
 
 
-def _shown(settings: TrainSettings) -> MemorySplit:
-    """The images that a report is about: the test split, or else the validation split."""
+def _shown(settings: "TrainSettings") -> "MemorySplit":
+    """The images of the report: the test split, or without one the validation split."""
+    from glancefocus.data.sources import open_data
+    from glancefocus.data.splits import MemorySplit
+
     data = open_data(settings.data, settings.network.view, frames=settings.network.frames)
     split = data.test or data.val
     if not isinstance(split, MemorySplit):
@@ -81,28 +103,35 @@ def _shown(settings: TrainSettings) -> MemorySplit:
     return split
 
 
-def report_run(bundle: Bundle, settings: TrainSettings, run: Path, page: Path) -> Comparison:
-    """Compare a finished run with what it must beat, on its test split, and write the page."""
-    split = _shown(settings)
+def report_run(bundle: "Bundle", settings: "TrainSettings", run: Path, folder: Path) -> "Comparison":
+    """Compare a finished run with its backbone and with other aims, on its test split, and write the report into the folder."""
+    from glancefocus.evaluation.assess import assess
+    from glancefocus.evaluation.every_look import backbone_accuracy, compare, noted_aims
+    from glancefocus.evaluation.records import looks_folder, record_looks
+    from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
+    from glancefocus.evaluation.verdict import noted_verdict
+    from glancefocus.training.run import load_backbone
+    from glancefocus.training.run_folder import BUNDLE_FOLDER
+
+    split, source = _shown(settings), settings.data.source
     plain = load_backbone(settings, run)
-    accuracy = None if plain is None else backbone_accuracy(plain, split)
-    comparison = compare(bundle, split, accuracy)
-    metrics = read_metrics(run)
-    view = settings.network.view
+    comparison = compare(bundle, split, None if plain is None else backbone_accuracy(plain, split))
+    record = record_looks(bundle, split, looks_folder(run / BUNDLE_FOLDER), source=source, name="test")
+    findings = replace(assess(bundle, record), aims=noted_aims(bundle.notes), verdict=noted_verdict(bundle.notes))
     write_report(
-        page,
-        title=f"glancefocus on {settings.data.source}",
+        folder,
+        findings,
+        bundle,
+        title=f"glancefocus on {source}",
+        record=record,
+        split=split,
+        training=Training(read_training_curves(run), noted_images(bundle.notes)),
         comparison=comparison,
-        gallery=gallery_of(bundle, split, bundle.exit_rule()),
-        metrics=[row.to_plain() for row in metrics],
-        note=f"{len(split)} test images of {view.height_px}x{view.width_px} px that chose no weight or threshold; a glance at "
-        f"{settings.network.glance_px} px, patches of {max(settings.network.patch_px)} px, up to {settings.network.looks} looks. "
-        "Thresholds were chosen on the validation images.",
     )
     return comparison
 
 
-def print_comparison(comparison: Comparison) -> None:
+def print_comparison(comparison: "Comparison") -> None:
     """One table for people."""
     looks = len(comparison.accuracy_per_look)
     table = Table(title="accuracy after each look (%)")

@@ -1,128 +1,169 @@
-"""`gf evaluate`: what a bundle achieves on labelled images at every budget, as tables, a page and files of numbers."""
+"""`gf evaluate`: measures a bundle on labelled images at every budget, and writes tables, a report page and files of numbers."""
 
 import json
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from glancefocus.bench.latency import measure_latency
-from glancefocus.bundle.loading import load
-from glancefocus.cli.printing import notice, output, print_verdict, progress_bars, say, tell_bad_files
-from glancefocus.evaluation.aims import noted_aims
-from glancefocus.evaluation.assess import assess, look_table
-from glancefocus.evaluation.choosing import Records, looks_folder
-from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.findings_report import summary_tables
-from glancefocus.evaluation.full_report import Training, noted_images, read_training_curves, write_report_page
-from glancefocus.evaluation.judge import Weights, judge
-from glancefocus.evaluation.rivals import tuned_files
-from glancefocus.evaluation.verdict import no_verdict
-from glancefocus.exits.budget import check_table
-from glancefocus.exits.record import LookRecord
+from glancefocus.cli.options import (
+    BundleName,
+    Json,
+    LightWeights,
+    OutputName,
+    Runtime,
+    SplitName,
+    Threads,
+    command_options,
+)
+from glancefocus.cli.printing import notice, output, print_bad_files, print_verdict, progress_bars, say
+from glancefocus.values import BadFiles, BatchSize, Workers
+
+if TYPE_CHECKING:
+    from glancefocus.evaluation.assess import Findings
+    from glancefocus.evaluation.records import Records
+    from glancefocus.evaluation.verdict import Verdict
+    from glancefocus.exits.record import LookRecord
 
 
-def evaluate_bundle(
-    folder: Path,
-    source: str,
-    *,
-    report: Path | None,
-    split: str | None,
-    latency: bool,
-    batch_size: int,
-    runtime: str | None,
-    light_weights: bool,
-    threads: int | None,
-    workers: int,
-    max_bad_files: int,
-    rivals: str,
-    as_json: bool,
-) -> None:
-    """Measure, print, and write the report."""
-    bundle = load(folder, runtime=runtime, threads=threads, batch=batch_size, light_weights=light_weights)
-    with progress_bars(quiet=as_json) as progress:
+@command_options
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of `gf evaluate`."""
+
+    bundle: BundleName
+    data: str
+    """A folder with val/ or test/, which hold one folder of images for each class; or a folder with one folder for each class; a
+    CSV file with the columns path and label; a built-in data set; or the folder of a look record (the answers after every look,
+    stored by an earlier evaluation)."""
+    _: KW_ONLY
+    output: Annotated[Path | None, OutputName] = None
+    """Write report.html, figures, and the numbers as JSON and CSV into this folder."""
+    split: SplitName | None = None
+    """Images to measure on: train, val, test or all. Default: test; without test images, those that were held out from training;
+    otherwise all. Images that trained the network are recognised by their content and left out."""
+    latency: bool = True
+    """Also measure milliseconds, on this device in this runtime."""
+    batch_size: BatchSize = 1
+    """Number of images processed together when milliseconds are measured."""
+    runtime: Runtime = None
+    light_weights: LightWeights = False
+    threads: Threads = None
+    workers: Workers = 0
+    """Number of processes that read files."""
+    max_bad_files: BadFiles = 10
+    """Skip up to this many unreadable files; with more, abort."""
+    rivals: Literal["none", "as-is", "tuned"] = "as-is"
+    """What to compare with. as-is: the backbone of the run on the same images, resized to several sizes. tuned: also the backbone
+    fine-tuned at two smaller sizes, which takes as long as training it again. none: nothing."""
+    json: Json = False
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    """Measure a bundle on labelled images: accuracy after each look, at every budget, with every exit score. Can write a report.
+
+    Example: gf evaluate runs/signs/bundle signs -o report
+    """
+    from glancefocus.bench.latency import measure_latency
+    from glancefocus.bundle.bundle import load
+    from glancefocus.bundle.hub import local_folder
+    from glancefocus.evaluation.assess import assess, look_table
+    from glancefocus.evaluation.every_look import noted_aims
+    from glancefocus.evaluation.records import Records, looks_folder
+    from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
+    from glancefocus.exits.budget import check_table
+
+    folder = local_folder(options.bundle)
+    bundle = load(
+        folder,
+        runtime=options.runtime,
+        threads=options.threads,
+        batch=options.batch_size,
+        light_weights=options.light_weights,
+    )
+    with progress_bars(quiet=options.json) as progress:
         records = Records(
-            bundle, source, looks_folder(folder), workers=workers, max_bad_files=max_bad_files, progress=progress
+            bundle,
+            options.data,
+            looks_folder(folder),
+            workers=options.workers,
+            max_bad_files=options.max_bad_files,
+            progress=progress,
         )
-        name = records.to_measure(split)
+        name = records.to_measure(options.split)
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
         chose = records.chose(name)
-    tell_bad_files(records.bad_files)
+    print_bad_files(records.bad_files)
     remarks = records.remarks(name)
     for remark in remarks:
         notice(remark)
-    if latency and bundle.latency_here() is None:
-        bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=batch_size)]
+    if options.latency and bundle.latency_here() is None:
+        bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=options.batch_size)]
     check_table(look_table(bundle, record))
     findings = replace(
         assess(bundle, record, choosing, chose=chose),
         remarks=remarks,
         aims=noted_aims(bundle.notes),
-        verdict=None
-        if rivals == "none"
-        else verdict_on(records, record, folder, tuned=rivals == "tuned", latency=latency, quiet=as_json),
+        verdict=None if options.rivals == "none" else _verdict_on(records, record, folder, options),
     )
-    if report is not None:
+    if options.output is not None:
         run = folder.absolute().parent
-        write_report_page(
-            report,
+        write_report(
+            options.output,
             findings,
             bundle,
-            title=f"{folder} on {source}",
+            title=f"{folder} on {options.data}",
             record=record,
             split=None if records.made_before is not None else records.split(name),
             training=Training(read_training_curves(run), noted_images(bundle.notes)),
         )
-    if as_json:
+    if options.json:
         print(json.dumps(findings.to_plain(), indent=1, allow_nan=False))
         return
-    _print(findings, report)
+    _print(findings, options.output)
 
 
-def verdict_on(
-    records: Records,
-    record: LookRecord,
-    folder: Path,
-    *,
-    tuned: bool = False,
-    latency: bool = True,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """The verdict on the images of a record, against the backbone that lies beside the bundle.
+def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options: EvaluateOptions) -> "Verdict":
+    """The comparison with the backbone that lies beside the bundle, on the images of a record.
 
-    tuned  the backbone is first tuned at smaller sizes in the run that the bundle lies in, where that is not done yet
+    With --rivals tuned the backbone is first fine-tuned at smaller sizes, in the run of the bundle, unless that is done already.
     """
+    from glancefocus.bench.latency import measure_rival_times
+    from glancefocus.evaluation.judge import Weights, judge
+    from glancefocus.evaluation.records import looks_folder
+    from glancefocus.evaluation.rivals import tuned_files
+    from glancefocus.evaluation.verdict import no_verdict
     from glancefocus.training.run import tune_rivals_of
     from glancefocus.training.run_folder import BACKBONE_FILE
 
     run = folder.absolute().parent
     if records.made_before is not None:
-        return no_verdict("a look record holds no images for rivals to answer. Name the data.").to_plain()
-    if tuned:
-        tune_rivals_of(run, quiet=quiet)
+        return no_verdict("a look record holds no images for rivals to answer. Name the data.")
+    if options.rivals == "tuned":
+        tune_rivals_of(run, quiet=options.json)
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))
-    split = records.split(record.about.split)
-    with progress_bars(quiet=quiet) as progress:
-        verdict = judge(
+    with progress_bars(quiet=options.json) as progress:
+        return judge(
             records.bundle,
             record,
-            split,
+            records.split(record.about.split),
             weights,
             looks_folder(folder),
             workers=records.workers,
             progress=progress,
-            latency=latency,
+            measure_times=measure_rival_times if options.latency else None,
         )
-    return verdict.to_plain()
 
 
-def _print(findings: Findings, report: Path | None) -> None:
+def _print(findings: "Findings", report: Path | None) -> None:
+    from glancefocus.evaluation.tables import summary_tables
+
     console = output()
     for table in summary_tables(findings):
         console.print(table)
     if findings.verdict is not None:
         print_verdict(findings.verdict)
-    if findings.aims is not None and not findings.aims["better"]:
-        say(findings.aims["sentence"])
+    if findings.aims is not None and not findings.aims.better:
+        say(findings.aims.sentence)
     if report is not None:
         say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

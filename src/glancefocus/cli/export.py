@@ -1,90 +1,110 @@
-"""`gf export`: a folder of graphs that answers as the bundle does, and how that was found out."""
+"""`gf export`: writes a network for another runtime, and compares it with the bundle."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
-from glancefocus.bundle.loading import load
+from glancefocus.cli.options import BundleName, Flag, Json, OutputName, command_options
 from glancefocus.cli.printing import cell, output, progress_bars, say
 from glancefocus.errors import BadSetting
-from glancefocus.export.deliver import Int8, export_bundle
-from glancefocus.export.formats import format_named
+from glancefocus.values import Count, Points
 
 
+@command_options
 @dataclass(frozen=True)
-class ExportAsked:
-    """What the user asked for; max_drop in points."""
+class ExportOptions:
+    """Options of `gf export`."""
 
+    bundle: BundleName
+    _: KW_ONLY
     to: str
-    images: str | None
-    max_images: int
-    int8: bool
-    calibrate: str | None
-    max_drop: float
+    """Format: onnx, openvino, executorch or litert. The last two need their own environments, see docs/export.md."""
+    output: Annotated[Path, OutputName]
+    """The folder to write. An older export there is replaced."""
+    images: str | None = None
+    """Images for the comparison: data as for `gf evaluate`, or any folder of images. Default: generated images."""
+    max_images: Count = 200
+    """Compare on at most this many images."""
+    int8: Flag = False
+    """Export graphs with 8-bit integers, for onnx and openvino. Needs --calibrate."""
+    calibrate: str | None = None
+    """Labelled data for --int8. Some of its images calibrate the graphs, others measure the loss of accuracy."""
+    max_drop: Points = 1.0
+    """Percentage points of accuracy that --int8 may lose. If it loses more, nothing is written."""
+    json: Json = False
 
     def __post_init__(self) -> None:
-        format_named(self.to)
         if self.int8 and self.calibrate is None:
             raise BadSetting("int8 needs images to calibrate with: name labelled data with --calibrate DATA.")
         if self.calibrate is not None and not self.int8:
             raise BadSetting(
-                "--calibrate is for int8. Add --int8, or leave it out; --images names what is compared on."
+                "--calibrate is for int8. Add --int8, or leave it out; --images names the images for the comparison."
             )
 
 
-def export_folder(bundle_folder: Path, folder: Path, asked: ExportAsked, *, as_json: bool) -> None:
-    """Export, compare, and tell what came of it."""
-    bundle = load(bundle_folder, device="cpu")
-    int8 = None if asked.calibrate is None else Int8(asked.calibrate, max_drop=asked.max_drop / 100)
-    with progress_bars(quiet=as_json) as progress:
-        about = export_bundle(
+def export(options: ExportOptions) -> None:
+    """Export a network for another runtime, with a program that does not need glancefocus.
+
+    The export is compared with the network before it is put in place: answers and numbers of looks must be the same.
+
+    Example: gf export runs/signs/bundle --to onnx -o exported/signs --images signs
+    """
+    from glancefocus.bundle.bundle import load
+    from glancefocus.export.deliver import Int8, export_bundle
+    from glancefocus.export.formats import format_named
+
+    format_named(options.to)  # refuses an unknown format before the bundle is loaded
+    bundle = load(options.bundle, device="cpu")
+    int8 = None if options.calibrate is None else Int8(options.calibrate, max_drop=options.max_drop / 100)
+    with progress_bars(quiet=options.json) as progress:
+        manifest = export_bundle(
             bundle,
-            folder,
-            asked.to,
-            images=asked.images,
-            max_images=asked.max_images,
+            options.output,
+            options.to,
+            images=options.images,
+            max_images=options.max_images,
             int8=int8,
             progress=progress,
         )
-    told = {
-        "folder": str(folder),
-        "to": asked.to,
-        "graphs": [graph["file"] for graph in about["graphs"]],
-        "one_graph": about.get("one_graph"),
-        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
-        "compared": about["compared"],
-        "int8": about["int8"] or None,
+    result = {
+        "folder": str(options.output),
+        "to": options.to,
+        "graphs": [graph["file"] for graph in manifest["graphs"]],
+        "one_graph": manifest.get("one_graph"),
+        "bytes": sum(file.stat().st_size for file in options.output.iterdir()),
+        "compared": manifest["compared"],
+        "int8": manifest["int8"] or None,
     }
-    if as_json:
-        print(json.dumps(told, indent=1, allow_nan=False))
+    if options.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
     else:
-        _print(told)
+        _print(result)
 
 
-def _print(told: dict[str, Any]) -> None:
-    table = Table(title=f"compared with the network on {cell(told['compared']['source'])}", title_justify="left")
+def _print(result: dict[str, Any]) -> None:
+    table = Table(title=f"compared with the network on {cell(result['compared']['source'])}", title_justify="left")
     table.add_column("looking")
     for name in ("images", "same answers", "same looks", "same boxes", "confidence differs by"):
         table.add_column(name, justify="right")
-    for words, found in told["compared"]["ways"].items():
+    for words, found in result["compared"]["ways"].items():
         same = [f"{found[f'same_{what}']}" for what in ("answers", "looks", "boxes")]
         table.add_row(words, str(found["images"]), *same, f"{found['confidence_difference']:.1e}")
     output().print(table)
-    int8 = told["int8"]
+    int8 = result["int8"]
     if int8:
         say(
             f"int8 ({int8['covers']}): {100 * int8['accuracy_after']:.1f} % right, {100 * int8['accuracy_before']:.1f} % before, "
             f"on {int8['images']} images of {int8['source']}"
         )
-    one = told["one_graph"]
+    one = result["one_graph"]
     if one is not None:
         found = one["compared"]
         say(
             f"{one['file']}, all looks in one graph: of {found['images']} images {found['same_answers']} have the same answer, "
             f"{found['same_looks']} take as many looks"
         )
-    say(f"wrote {told['folder']}: {len(told['graphs'])} graphs, {told['bytes'] / 1e6:.1f} MB")
-    say(f"try it: python {told['folder']}/predict.py photo.jpg")
+    say(f"wrote {result['folder']}: {len(result['graphs'])} graphs, {result['bytes'] / 1e6:.1f} MB")
+    say(f"try it: python {result['folder']}/predict.py photo.jpg")

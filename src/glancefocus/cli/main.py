@@ -1,6 +1,6 @@
-"""The command `gf`: reads the words, calls what does the job, and turns a user's mistake into one sentence and exit code 2.
+"""The command `gf`: reads the command line, calls the verb, and turns a user's mistake into one sentence and exit code 2.
 
-Nothing heavy is imported before a job needs it: `gf --help` is instant.
+The modules of the verbs are imported when they are needed, and import nothing slow before they run: `gf --help` is instant.
 """
 
 import contextlib
@@ -9,8 +9,6 @@ import io
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Annotated
 
 from glancefocus import interrupts
 
@@ -18,114 +16,50 @@ if __name__ == "__main__":
     interrupts.take_over()  # before the imports below, which take a while
 
 import cyclopts
-from cyclopts import Parameter
 
 import glancefocus
-from glancefocus.cli.options import read_by_type
-from glancefocus.cli.words import Json
-from glancefocus.cli.words_bench import bench
-from glancefocus.cli.words_budget import budget, evaluate
-from glancefocus.cli.words_export import export
-from glancefocus.cli.words_predict import predict
-from glancefocus.cli.words_train import train, train_process
 from glancefocus.errors import GlancefocusError
 from glancefocus.escaping import lines_kept
 from glancefocus.files import cache_path
-from glancefocus.values import Looks, Pixels, Seed, shortened
+from glancefocus.values import shortened
+
+# {verb: the function that runs it}, in the order of the help page. Their docstrings are their help.
+VERBS = {
+    "demo": "demo:demo",
+    "train": "train:train",
+    "evaluate": "evaluate:evaluate",
+    "budget": "budget:budget",
+    "predict": "predict:predict",
+    "bench": "bench:bench_network",
+    "export": "export:export",
+    "import": "import_checkpoint:import_checkpoint",
+    "models": "models:models",
+}
 
 app = cyclopts.App(
     name="gf",
-    help="Classify images by looking quickly first, and closely only where and when it matters.",
+    help="Classify images and clips: look quickly first, and closely only where and when it matters.",
     version=glancefocus.__version__,
     suppress_keyboard_interrupt=False,
 )
+for place, (verb, function) in enumerate(VERBS.items()):
+    app.command(f"glancefocus.cli.{function}", name=verb, sort_key=place)
+app.command("glancefocus.cli.train:train_process", name="train-process", show=False)
 
 
-@app.command
-def models(*, json: Json = False) -> None:
-    """List the presets with parameters and multiply-adds per look, beside the paper's figures.
+def _shorten_spinning() -> None:
+    """Let OpenMP threads, which torch uses, spin only briefly after their work, instead of for milliseconds.
 
-    Example: gf models
-    """
-    from glancefocus.cli.models import list_models
-
-    list_models(as_json=json)
-
-
-@app.command(name="import")
-@read_by_type
-def import_(
-    checkpoint: Path,
-    *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])],
-    model: str | None = None,
-    patch_px: Pixels | None = None,
-    looks: Looks | None = None,
-    json: Json = False,
-) -> None:
-    """Turn a checkpoint of the paper into a bundle.
-
-    Example: gf import gfnet_resnet50_96.pth.tar -o bundles/resnet50-96
-
-    Parameters
-    ----------
-    checkpoint
-        A *.pth.tar of the paper's release, or one saved by its training script.
-    output
-        The folder to write.
-    model
-        Its backbone, where the file does not say it, such as resnet50 or regnety_600m.
-    patch_px
-        Side of its glance and patches, where the file does not say it.
-    looks
-        Number of looks, where the file does not say it.
-    """
-    from glancefocus.cli.import_checkpoint import import_checkpoint
-
-    import_checkpoint(checkpoint, output, model=model, patch_px=patch_px, looks=looks, as_json=json)
-
-
-for verb in (predict, train, evaluate, budget, bench, export):
-    app.command(read_by_type(verb))
-app.command(train_process, show=False)
-
-
-@app.command
-@read_by_type
-def demo(
-    *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None, seed: Seed = 0, json: Json = False
-) -> None:
-    """Show the whole story on the built-in world: train, compare, draw, report. No download; minutes on two cores.
-
-    Example: gf demo
-
-    Parameters
-    ----------
-    output
-        The folder to write; a demo that was stopped goes on there. Left out: the run and its bundle go to runs/signs, as those
-        of `gf train signs`; the report and some scenes to try go to demo/.
-    seed
-        Another seed is another run.
-    """
-    from glancefocus.cli.demo import run_demo
-
-    run_demo(output, seed=seed, as_json=json)
-
-
-def _let_threads_rest() -> None:
-    """Make threads of GNU's OpenMP, with which torch computes, spin for a fraction of the usual milliseconds after their work.
-
-    They would take the cores from those who have something to do: ONNX Runtime's threads, loaders, other programs. torch reads the
-    number when it is imported.
+    Threads that spin take the cores from ONNX Runtime, data loaders and other programs. torch reads the variable at its import.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _keep_caches_together() -> None:
-    """Let matplotlib and torch's compiler write their caches into ours, instead of into the home folder and the system's for all.
+    """Put the caches of matplotlib and torch's compiler into our cache folder, instead of the home folder and the system's.
 
-    They read these when they are imported. Values that a user has set stay.
+    They read these variables when they are imported. Values that the user has set are kept.
     """
     with contextlib.suppress(RuntimeError):  # there is no home folder
         for variable, name in (("MPLCONFIGDIR", "matplotlib"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
@@ -133,18 +67,18 @@ def _keep_caches_together() -> None:
 
 
 def _print_any_character() -> None:
-    """Escape what the terminal cannot show: characters that its encoding does not have, bytes of file names that are not UTF-8."""
+    """Escape characters that the terminal's encoding does not have, and bytes of file names that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and exit: 0 done, 2 a mistake of the user's, said in a sentence, 130 interrupted.
+    """Run the command and exit: 0 done, 2 a mistake of the user, reported in a sentence, 130 interrupted.
 
-    arguments  None: those of this process, which then belongs to the command and may be ended by it
+    arguments  None: those of this process; the command then owns the process, and may end it
     """
-    _let_threads_rest()
+    _shorten_spinning()
     _keep_caches_together()
     _print_any_character()
     if arguments is None:
@@ -157,20 +91,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _exit_code(arguments: list[str] | None) -> int:
-    """Of the command, whose mistakes are said."""
+    """Run the verb, report errors, and return the exit code."""
     try:
         code = app(arguments, exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        return 2  # cyclopts has said what is wrong
+        return 2  # cyclopts has printed what is wrong
     except GlancefocusError as error:
         return _mistake(str(error))
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away, as `| head` does
+        sys.stderr.close()  # the program that reads our output has ended, as `| head` does
         return 1
     except SystemExit:
         raise
     except BaseException as error:
-        return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _trouble(error)
+        return _stopped() if isinstance(error, KeyboardInterrupt) or interrupts.interrupted() else _system_error(error)
     return code if isinstance(code, int) else 0
 
 
@@ -178,23 +112,23 @@ def _mistake(sentence: str) -> int:
     if interrupts.speaks():
         print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
     else:
-        _mistake_of_one_process(lines_kept(sentence))
+        _report_from_one_process(lines_kept(sentence))
     return 2
 
 
-def _mistake_of_one_process(sentence: str) -> None:
-    """All processes of a run make the same mistake: it is said once. Where only this one does, it is not lost."""
+def _report_from_one_process(sentence: str) -> None:
+    """Report an error of one of several processes. Usually all of them have the same error, which is printed only once."""
     if interrupts.LAUNCHED in os.environ:
         with contextlib.suppress(OSError, ValueError):
             os.write(int(os.environ[interrupts.LAUNCHED]), sentence.encode())
-            time.sleep(60)  # until the process that started this one ends all: one that left would make the others fail
+            time.sleep(60)  # until the parent process ends all: if this one ended first, the others would fail, too
     else:
-        time.sleep(3)  # the first process says it, and torchrun ends this one
+        time.sleep(3)  # usually the first process prints it, and torchrun ends this one meanwhile
         print(f"gf: {sentence}", file=sys.stderr)
 
 
 def _stopped() -> int:
-    """Say how to go on."""
+    """Print how to continue."""
     if interrupts.owns_process():
         interrupts.leave(interrupts.EXIT_CODE, interrupts.last_words() if interrupts.speaks() else None)
     if interrupts.speaks():
@@ -202,13 +136,11 @@ def _stopped() -> int:
     return interrupts.EXIT_CODE
 
 
-def _trouble(error: BaseException) -> int:
-    """Full disks, and paths that are too long or without permission, are no fault of the program's; everything else is raised."""
+def _system_error(error: BaseException) -> int:
+    """Report full disks and paths that cannot be used; raise every other error, which is a fault of the program."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        where = f" while {error.filename} was written" if error.filename else ""
-        return _mistake(
-            f"there is no room on the disk{where} ({error.strerror}). Make room and run the same command again."
-        )
+        where = f": {error.filename} cannot be written" if error.filename else ""
+        return _mistake(f"the disk is full{where} ({error.strerror}). Free some space and run the same command again.")
     if isinstance(error, OSError) and error.filename is not None:
         return _mistake(f"{shortened(os.fsdecode(error.filename), 200)}: {error.strerror or error}.")
     raise error

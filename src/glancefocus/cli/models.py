@@ -1,29 +1,43 @@
-"""`gf models`: every preset with what it costs, beside what the paper says."""
+"""`gf models`: every preset with what it costs, beside the figures of the paper."""
 
 import json
+from dataclasses import KW_ONLY, dataclass
 
 from rich.table import Table
 
+from glancefocus.cli.options import Json, command_options
 from glancefocus.cli.printing import output, say
 from glancefocus.network.preset_table import read_table
 
 LEGEND = """\
-All figures but looks and params are millions of multiply-adds for one image (for one clip: all of its frames), with 1000 classes.
+All figures except looks and params are millions of multiply-adds for one image (for a clip: all of its frames), with 1000 classes.
 looks      the glance and the focus looks together
 params     parameters of the whole network: two encoders, classifier, policy
-encoder    one pass of an encoder at the size of the glance, with its head where the paper counts it
-paper      the same in the paper, where it gives a figure
-1 look     an image that is decided after the glance
+encoder    one pass of an encoder at the size of the glance; with its head if the paper counts it
+paper      the same figure in the paper, if it gives one
+1 look     an image that stops after the glance
 all        an image that takes every look
 backbone   the plain backbone on the whole image
-published  the same as its authors published it, where they gave a figure
-gf models --json has every look and every part."""
+published  the same figure as published by the authors of the backbone, if they gave one
+gf models --json prints every look and every part."""
 
 
-def list_models(*, as_json: bool) -> None:
-    """Print all presets."""
+@command_options
+@dataclass(frozen=True)
+class ModelsOptions:
+    """Options of `gf models`."""
+
+    _: KW_ONLY
+    json: Json = False
+
+
+def models(options: ModelsOptions = ModelsOptions()) -> None:  # noqa: B008, cyclopts needs a default if no option is required
+    """List the presets (ready-made network settings) with their parameters and multiply-adds, beside the paper's figures.
+
+    Example: gf models
+    """
     rows = read_table()
-    if as_json:
+    if options.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
         return
     table = Table(title="Presets")

@@ -1,42 +1,78 @@
-"""Reads what was written on the command line by the hints of a verb: numbers within their ranges, texts that are not empty.
+"""The options of a verb are one frozen dataclass: its fields are the signature, the texts below them the help.
 
-The ranges are those of `glancefocus.values`, so that an option and the setting behind it have the same bounds. Everything else
-(names, flags, choices, help) is left to cyclopts.
+    @command_options
+    @dataclass(frozen=True)
+    class ModelsOptions:
+        json: Json = False
+
+Numbers, texts and paths are checked by the type of their field. The ranges are those of `glancefocus.values`, so that an option and
+the setting behind it have the same limits. Names, flags, choices and help pages are left to cyclopts. Modules of verbs import torch
+and everything that needs it inside their functions, so that help pages are instant.
 """
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter, Token
 
+from glancefocus import values
 from glancefocus.errors import BadSetting
 from glancefocus.values import Range, read_number
 
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+Options = TypeVar("Options", bound=type)
+
+# Types of options that several verbs have.
+BundleName = Annotated[
+    str,
+    Parameter(
+        help="A folder written by `gf train` or `gf import`, or hf://user/name (hf://user/name@revision) on the Hugging Face hub."
+    ),
+]
+OutputName = Parameter(name=["--output", "-o"])
+Flag = Annotated[bool, Parameter(negative="")]
+Json = Annotated[
+    bool, Parameter(name="--json", negative="", help="Print JSON for programs instead of text for people.")
+]
+Runtime = Annotated[
+    str | None,
+    Parameter(
+        help="Inference backend: eager, compile, onnx, openvino, plain, or auto (the fastest one here). The answers are the same. "
+        "Default: torch without changes to the network."
+    ),
+]
+Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]
+LightWeights = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        "The weights are rounded, so a few answers may differ.",
+    ),
+]
+SplitName = typing.Literal["train", "val", "test", "all"]
 
 
-def read_by_type(verb: Verb) -> Verb:
-    """The verb, whose numbers, texts and paths are checked before it is called; raises BadSetting, not cyclopts' errors."""
-    hints = typing.get_type_hints(verb, include_extras=True)
-    for name, hint in hints.items():
-        reader = None if name == "return" else _reader_of(hint, name)
+def command_options(options: Options) -> Options:
+    """The dataclass, flattened into options of the command. A wrong value raises BadSetting, not an error of cyclopts."""
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        reader = _reader_of(hint, name)
         if reader is not None:
-            verb.__annotations__[name] = Annotated[hint, Parameter(converter=reader.read)]
-    return verb
+            options.__annotations__[name] = Annotated[hint, Parameter(converter=reader.read)]
+    return Parameter(name="*")(options)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the words of one option.
+    """Converts the words of one option.
 
-    kind    of a value: int, float, str or Path
-    bounds  of a number
-    shape   list or tuple where there are several values; a list of numbers may have commas, too
-    name    of the parameter, for words that no option stands before
+    kind    type of a value: int, float, str or Path
+    bounds  range of a number
+    shape   list or tuple for several values; the numbers of a list may also be separated by commas
+    name    name of the parameter, for values without an option in front
     """
 
     kind: type
@@ -69,7 +105,7 @@ def _checked_text(text: str, option: str) -> str:
     if not text:
         raise BadSetting(f"{option} is an empty text. Leave it out, or give it a value.")
     if "\0" in text:
-        raise BadSetting(f"{option} contains a zero character, which no name has.")
+        raise BadSetting(f"{option} contains a zero character, which names cannot contain. Remove it.")
     return text
 
 
@@ -82,7 +118,7 @@ def _is_number(word: str) -> bool:
 
 
 def _reader_of(hint: Any, name: str) -> _Reader | None:
-    """How to read an option of this type; None where cyclopts does it alone."""
+    """How to read an option of this type; None: cyclopts reads it."""
     hint, shape = _bare(hint), None
     if typing.get_origin(hint) in (list, tuple):
         shape = typing.get_origin(hint)
@@ -106,3 +142,8 @@ def _bare(hint: Any) -> Any:
             (hint,) = inner
         else:
             return hint
+
+
+def words_of(given: Sequence[str]) -> list[str]:
+    """Words that were given one by one, or separated by commas."""
+    return [word for text in given for word in text.split(",") if word]

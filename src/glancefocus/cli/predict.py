@@ -1,131 +1,279 @@
-"""`gf predict`: answers for files, with looks, boxes and costs. Bad files are listed, good ones are still answered.
+"""`gf predict`: answers for files or for the frames of a camera. Unreadable files are listed, the others are still answered.
 
-What a network looks at, pictures or clips, is read by `seeing`; everything else is the same for both. Answers are written in the
-order of the files, as soon as they are known, and then forgotten: memory does not grow with the number of files.
+Answers are written in the order of the files, as soon as they are known. Memory does not grow with the number of files.
 """
 
-import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor
+from cyclopts import Parameter
 
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.loading import load
-from glancefocus.cli.answering import answers_of, draw, make_folder
-from glancefocus.cli.predict_output import Answer, Output, Summary, TableOutput, opened_output
+from glancefocus.cli.options import (
+    BundleName,
+    Flag,
+    Json,
+    LightWeights,
+    OutputName,
+    Runtime,
+    Threads,
+    command_options,
+)
+from glancefocus.cli.predict_output import (
+    CAMERA_FIELDS,
+    Answer,
+    LineOutput,
+    Output,
+    Summary,
+    TableOutput,
+    answers_of,
+    chosen_form,
+    draw,
+    make_folder,
+    opened_output,
+)
 from glancefocus.cli.printing import Display, display
-from glancefocus.cli.seeing import Seen, find_files, see
-from glancefocus.errors import BadImage, BadSetting
+from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.escaping import lines_kept
-from glancefocus.exits.rule import ExitRule
-from glancefocus.free_memory import batch_bytes, bytes_of, in_small_batches
-from glancefocus.outcome import Outcome
-from glancefocus.stream import refuse_deadline
+from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
 
-HELD_BATCHES = 4
-"""Of pictures that wait for those of other batches, as many bytes are held as this many batches may have."""
-
-Batch = list[tuple[int, Seen]]
-"""Files that could be read, with their numbers."""
+if TYPE_CHECKING:
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.bundle.predicting import Viewed
 
 
+@command_options
 @dataclass(frozen=True)
-class PredictAsked:
-    """What the user asked for, see words_predict.
+class PredictOptions:
+    """Options of `gf predict`."""
 
-    form, output  how and where answers are written; no form: a table for people
-    """
-
-    looks: int | None = None
-    thresholds: Sequence[Any] | None = None
-    budget_macs: float | None = None
-    budget_ms: float | None = None
-    deadline_ms: float | None = None
-    topk: int = 1
+    bundle: BundleName
+    files: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True)] = None  # a lone - is standard input
+    """Image files, folders of images, or - for one image on standard input. A network for clips takes video files, folders of
+    frames, and folders of these."""
+    _: KW_ONLY
+    looks: Looks | None = None
+    """Take exactly this many looks at every picture, instead of stopping at a threshold."""
+    thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None
+    """Stop after a look when the score is above its threshold. One number for each look but the last, after the files:
+    --thresholds 0.9 0.8, or 0.9,0.8. A network with several patch sizes needs one number for each size of each look."""
+    budget_macs: MultiplyAdds | None = None
+    """Mean multiply-adds of an answer. The thresholds for it come from the curve that is stored in the bundle."""
+    budget_ms: Milliseconds | None = None
+    """Mean milliseconds of an answer. They must have been measured on this device (gf budget --ms)."""
+    deadline_ms: Milliseconds | None = None
+    """Time limit for each batch of pictures. When it is reached, the pictures get the best answers so far."""
+    topk: Count = 1
+    """Number of most likely classes to list."""
     draw: Path | None = None
-    batch_size: int = 32
+    """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames. If the folder that holds
+    the picture is named like a class, boxes of right and wrong answers have different colours."""
+    batch_size: BatchSize = 32
+    """Number of pictures processed together; fewer if they are large."""
     merge_batches: bool | None = None
-    max_pixels: int | None = None
-    runtime: str | None = None
-    light_weights: bool = False
-    threads: int | None = None
-    form: str | None = None
-    output: Path | None = None
+    """Pool the undecided pictures of several batches, so that batches stay full. The answers are the same, apart from the
+    rounding of --light-weights. Default: on if there are several batches and no --deadline-ms."""
+    max_pixels: MaxPixels | None = None
+    """Refuse pictures with more pixels than this."""
+    camera: str | None = None
+    """Instead of files: the number of a camera (0 is the first), an address such as rtsp://..., or a video file, whose frames are
+    answered one by one. If a camera or an address delivers frames faster than they are answered, only the latest frame is used.
+    Ctrl-C ends it."""
+    max_frames: Count | None = None
+    """With --camera: stop after this many answers."""
+    runtime: Runtime = None
+    light_weights: LightWeights = False
+    threads: Threads = None
+    json: Json = False
+    jsonl: Flag = False
+    """Print one line of JSON for each picture as soon as it is answered."""
+    csv: Flag = False
+    """Print CSV, one row for each picture as soon as it is answered."""
+    output: Annotated[Path | None, OutputName] = None
+    """Write JSON lines, CSV or JSON to this file. If none of --jsonl, --csv and --json is given, the suffix of the file (.jsonl,
+    .csv, .json) chooses the format."""
+
+    def __post_init__(self) -> None:
+        for word in self.files or ():
+            if word.startswith("-") and word != "-":
+                names = [f"--{one.name.replace('_', '-')}" for one in fields(self) if one.kw_only]
+                raise UnknownName(
+                    "option", word, names, "To name a file that begins with a hyphen, write its folder, too: ./-a.png."
+                )
+        if bool(self.files) == (self.camera is not None):
+            raise BadSetting("name the pictures or folders to look at, or a --camera, and not both.")
+        if self.max_frames is not None and self.camera is None:
+            raise BadSetting("--max-frames says when a --camera ends. Leave it out, or name a camera.")
+        chosen_form(self.forms, self.output)
+
+    @property
+    def forms(self) -> dict[str, bool]:
+        """The formats for programs, and whether each was asked for."""
+        return {"json": self.json, "jsonl": self.jsonl, "csv": self.csv}
+
+    def stopping(self, patch_sizes: int) -> dict[str, Any]:
+        """When to stop, as Bundle.predict takes it."""
+        thresholds: Sequence[Any] | None = self.thresholds
+        if thresholds is not None and patch_sizes > 1:
+            thresholds = _by_look(thresholds, patch_sizes)
+        return {
+            "thresholds": thresholds,
+            "looks": self.looks,
+            "budget_macs": self.budget_macs,
+            "budget_ms": self.budget_ms,
+        }
 
 
-def open_bundle(folder: Path, asked: PredictAsked, batch: int) -> tuple[Bundle, ExitRule]:
-    """The bundle in its runtime, and when it stops."""
-    bundle = load(folder, runtime=asked.runtime, threads=asked.threads, batch=batch, light_weights=asked.light_weights)
-    sizes, thresholds = len(bundle.settings.patch_px), asked.thresholds
-    if thresholds is not None and sizes > 1:
-        thresholds = _by_look(thresholds, sizes)
-    rule = bundle.exit_rule(
-        thresholds=thresholds, looks=asked.looks, budget_macs=asked.budget_macs, budget_ms=asked.budget_ms
+def predict(options: PredictOptions) -> int:
+    """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
+
+    Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
+
+    Example: gf predict runs/signs/bundle folder/ -o answers.csv
+
+    Example: gf predict runs/signs/bundle --camera 0
+    """
+    from glancefocus.bundle.bundle import load
+
+    bundle = load(
+        options.bundle,
+        runtime=options.runtime,
+        threads=options.threads,
+        batch=options.batch_size if options.camera is None else 1,
+        light_weights=options.light_weights,
     )
-    if asked.draw is not None:
-        make_folder(asked.draw)
-    return bundle, rule
+    if options.draw is not None:
+        make_folder(options.draw)
+    return _predict_files(bundle, options) if options.camera is None else _predict_camera(bundle, options)
 
 
-def predict_files(bundle_folder: Path, files: Sequence[str], asked: PredictAsked) -> int:
-    """Write the answers; 0 when all files were answered, 2 when some could not be read."""
-    if asked.merge_batches:
-        refuse_deadline(asked.deadline_ms)
-    bundle, rule = open_bundle(bundle_folder, asked, asked.batch_size)
-    names = _names(files, bundle.settings.frames)
+def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
+    """Write the answers; 0 if all files were answered, 2 if some could not be read."""
+    files = _Files(bundle, options)
+    count = len(files.names)
+    # A single batch has nothing to be pooled with.
+    merge = False if options.merge_batches is None and count <= options.batch_size else options.merge_batches
+    outcomes = bundle.predict_stream(
+        files.pictures(),
+        batch_size=options.batch_size,
+        full_batch=options.batch_size,
+        deadline_ms=options.deadline_ms,
+        merge=merge,
+        **options.stopping(len(bundle.settings.patch_px)),
+    )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
     errors: list[str] = []
     notes: list[str] = []
+    form = chosen_form(options.forms, options.output)
     try:
         with ExitStack() as stack:
-            shown = stack.enter_context(
-                display(for_programs=asked.form is not None, quiet=len(names) <= asked.batch_size)
-            )
-            output = _output(stack, shown, asked)
-            for said, stopped, remarks in _answers(bundle, rule, names, asked):
-                output.write(said, stopped)
-                summary.add(said)
-                errors += [said["error"]] if "error" in said else []
+            shown = stack.enter_context(display(for_programs=form is not None, quiet=count <= options.batch_size))
+            output = _output(stack, shown, form, options)
+            for answer, stopped, remarks in files.answers(outcomes):
+                output.write(answer, stopped)
+                summary.add(answer)
+                errors += [answer["error"]] if "error" in answer else []
                 notes += remarks
-                shown.tell("looking", summary.answered + summary.failed, len(names))
+                shown.progress("looking", summary.answered + summary.failed, count)
     finally:
         for text in (*errors, *(f"note: {note}" for note in notes)):
             print(f"gf: {lines_kept(text)}", file=sys.stderr)
-        if len(names) > 1 and summary.answered:
+        if count > 1 and summary.answered:
             print(f"gf: {summary.words()}", file=sys.stderr)
     return 2 if errors else 0
 
 
-def _output(stack: ExitStack, shown: Display, asked: PredictAsked) -> Output:
-    if asked.form is not None:
-        return stack.enter_context(opened_output(asked.form, asked.output))
-    table = TableOutput(shown.show, asked.topk)
+def _output(stack: ExitStack, shown: Display, form: str | None, options: PredictOptions) -> Output:
+    if form is not None:
+        return stack.enter_context(opened_output(form, options.output))
+    table = TableOutput(shown.show, options.topk)
     stack.callback(table.close)
     return table
 
 
-def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
-    """Thresholds given one after the other, as a row for each look."""
-    if len(numbers) % sizes:
-        raise BadSetting(
-            f"this network has {sizes} patch sizes: give {sizes} thresholds for each look, but got {len(numbers)}."
-        )
-    return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
+@dataclass(frozen=True)
+class _Waiting:
+    """A file that was read and has no answer yet, or cannot be answered.
+
+    error     what is wrong with it; None: nothing
+    pictures  to draw on, with picture_scale; see Viewed
+    remarks   notes that are also printed on standard error
+    """
+
+    index: int
+    name: str
+    error: str | None = None
+    pictures: Sequence[Any] = ()
+    picture_scale: float = 1.0
+    remarks: Sequence[str] = ()
+
+
+class _Files:
+    """Reads the files for Bundle.predict_stream, and puts its outcomes and the errors back into the order of the files.
+
+    names  every file, and what is wrong with it if that is known before it is read
+    """
+
+    def __init__(self, bundle: "Bundle", options: PredictOptions) -> None:
+        self.bundle = bundle
+        self.options = options
+        self.names = _names(options.files or (), bundle.settings.frames)
+        self._waiting: deque[_Waiting] = deque()
+
+    def pictures(self) -> Iterator["Viewed"]:
+        """The files that can be read."""
+        for index, (name, error) in enumerate(self.names):
+            try:
+                if error is not None:
+                    raise BadImage(error)
+                source = _standard_input() if name == "-" else name
+                keep = self.options.draw is not None
+                viewed = self.bundle.view(source, max_pixels=self.options.max_pixels, keep_pictures=keep)
+            except BadImage as problem:
+                text = str(problem)
+                named = name == "-" or name in text
+                self._waiting.append(_Waiting(index, name, text if named else f"{name}: {text}"))
+                continue
+            remarks = [note for note in viewed.notes if note != viewed.placement.note]
+            self._waiting.append(_Waiting(index, name, None, viewed.pictures, viewed.picture_scale, remarks))
+            yield viewed
+            del viewed  # so that it is not in memory any more when the next file is read
+
+    def answers(self, outcomes: Iterator[Any]) -> Iterator[tuple[Answer, str, Sequence[str]]]:
+        """(answer, why it stopped, remarks) of every file, in their order."""
+        for outcome in outcomes:
+            for row, answer in enumerate(answers_of(outcome, self.options.topk)):
+                yield from self._errors()
+                file = self._waiting.popleft()
+                if self.options.draw is not None and file.pictures:
+                    place = self.options.draw
+                    draw(outcome, row, file.name, file.pictures, file.picture_scale, place, file.index)
+                yield {**answer, "file": file.name}, outcome.stopped(row), file.remarks
+            del outcome
+        yield from self._errors()
+
+    def _errors(self) -> Iterator[tuple[Answer, str, Sequence[str]]]:
+        """The unreadable files that come next."""
+        while self._waiting and self._waiting[0].error is not None:
+            file = self._waiting.popleft()
+            yield {"file": file.name, "error": file.error}, "", ()
 
 
 def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
-    """Every file, folders searched through, each with None; a folder with nothing to look at with what is wrong with it."""
+    """(file, None) for every file, those in folders included; (folder, what is wrong) for a folder without any."""
+    from glancefocus.data.clips import find_clips
+    from glancefocus.data.images import find_pictures
+
     names: list[tuple[str, str | None]] = []
     for file in files:
         try:
-            names += [("-", None)] if file == "-" else [(str(path), None) for path in find_files(file, frames)]
+            found = find_pictures([file]) if frames == 1 else find_clips([file])
+            names += [("-", None)] if file == "-" else [(str(path), None) for path in found]
         except BadImage as error:
             names.append((file, str(error)))
     if names.count(("-", None)) > 1:
@@ -133,106 +281,58 @@ def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
     return names
 
 
-def _answers(
-    bundle: Bundle, rule: ExitRule, names: list[tuple[str, str | None]], asked: PredictAsked
-) -> Iterator[tuple[Answer, str, Sequence[str]]]:
-    """(what is said, why it stopped, remarks) of every file, in their order."""
-    in_order = _InOrder()
+def _standard_input() -> bytes:
+    from glancefocus.data.images import MAX_BYTES
+    from glancefocus.files import read_stream
 
-    def failed(index: int, error: str) -> None:
-        in_order.put(index, ({"file": names[index][0], "error": error}, "", ()))
-
-    readable = _readable(bundle, names, asked, failed)
-    most_bytes = batch_bytes()
-    batches = in_small_batches(readable, _bytes_held, asked.batch_size, most_bytes)
-    merge = asked.merge_batches
-    if merge is None:
-        merge = len(names) > asked.batch_size and _shrinks(rule) and asked.draw is None and asked.deadline_ms is None
-    outcomes = (
-        _together(bundle, rule, batches, asked.batch_size, HELD_BATCHES * most_bytes)
-        if merge
-        else _apart(bundle, rule, batches, asked.deadline_ms)
-    )
-    for batch, outcome in outcomes:
-        answers = answers_of(outcome, [seen for _, seen in batch], asked.topk)
-        for row, (index, seen) in enumerate(batch):
-            in_order.put(index, (answers[row], outcome.stopped(row), seen.remarks))
-            if asked.draw is not None and seen.pictures:
-                draw(outcome, row, seen, asked.draw, index)
-        del batch, outcome, seen  # before the next ones are read: they may be large
-        yield from in_order.ready()
-    yield from in_order.ready()
+    try:
+        return read_stream(sys.stdin.buffer, MAX_BYTES)
+    except OSError as error:
+        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None
 
 
-class _InOrder:
-    """Answers that wait for those before them."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._waiting: dict[int, tuple[Answer, str, Sequence[str]]] = {}
-
-    def put(self, index: int, one: tuple[Answer, str, Sequence[str]]) -> None:
-        self._waiting[index] = one
-
-    def ready(self) -> Iterator[tuple[Answer, str, Sequence[str]]]:
-        while self._next in self._waiting:
-            yield self._waiting.pop(self._next)
-            self._next += 1
+def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
+    """Thresholds as a list for each look."""
+    if len(numbers) % sizes:
+        raise BadSetting(
+            f"this network has {sizes} patch sizes: give {sizes} thresholds for each look, but got {len(numbers)}."
+        )
+    return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
 
 
-def _readable(
-    bundle: Bundle, names: list[tuple[str, str | None]], asked: PredictAsked, failed: Callable[[int, str], None]
-) -> Iterator[tuple[int, Seen]]:
-    """Files that could be read, with their numbers; of the others is said what is wrong."""
-    for index, (name, error) in enumerate(names):
-        if error is not None:
-            failed(index, error)
-            continue
+def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
+    """Answer frames until there are no more, or enough, or Ctrl-C; then print the summary. Returns 0."""
+    from glancefocus.data.frame_streams import FrameStream
+
+    source = options.camera or ""
+    if bundle.settings.frames > 1:
+        raise BadSetting(
+            f"this network looks at clips of {bundle.settings.frames} frames, but --camera answers single frames. "
+            "Give video files without --camera, or use a network for images."
+        )
+    stopping = options.stopping(len(bundle.settings.patch_px))
+    bundle.exit_rule(**stopping)  # refuses a wrong budget before the camera is opened
+    summary = Summary(bundle.costs.backbone_macs, "frames")
+    form = chosen_form(options.forms, options.output)
+    with ExitStack() as stack:
+        stream = stack.enter_context(FrameStream(source, options.max_pixels))
+        output: Output = LineOutput()
+        if form is not None:
+            output = stack.enter_context(opened_output(form, options.output, CAMERA_FIELDS))
         try:
-            yield index, see(bundle, name, asked.max_pixels, asked.draw is not None)
-        except BadImage as problem:
-            text = str(problem)
-            failed(index, text if name == "-" or name in text else f"{name}: {text}")
-
-
-def _bytes_held(one: tuple[int, Seen]) -> int:
-    """The image, and the pictures that are drawn on, of which Pillow holds 4 bytes a pixel."""
-    seen = one[1]
-    return bytes_of(seen.image) + sum(4 * picture.width * picture.height for picture in seen.pictures)
-
-
-def _shrinks(rule: ExitRule) -> bool:
-    """Whether any picture may leave before the last look."""
-    return any(rule.threshold(look) < math.inf for look in range(1, rule.looks))
-
-
-def _apart(
-    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], deadline_ms: float | None
-) -> Iterator[tuple[Batch, Outcome]]:
-    """Every batch is looked at alone, within its deadline."""
-    for batch in batches:
-        ends_at = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1000
-        yield batch, bundle.predict_images([seen.image for _, seen in batch], rule, len(batch), ends_at)
-        del batch
-
-
-def _together(
-    bundle: Bundle, rule: ExitRule, batches: Iterator[Batch], batch_size: int, most_bytes: int
-) -> Iterator[tuple[Batch, Outcome]]:
-    """Undecided pictures of several batches are pooled, of so many batches as fit into the memory that they may take."""
-    begun: deque[Batch] = deque()
-
-    def images(first: Batch) -> Iterator[list[Tensor]]:
-        taken, batch = 0, first
-        while True:
-            begun.append(batch)
-            taken += sum(map(_bytes_held, batch))
-            yield [seen.image for _, seen in batch]
-            following = next(batches, None) if taken < most_bytes else None
-            if following is None:
-                return
-            batch = following
-
-    for first in batches:
-        for outcome in bundle.predict_batches(images(first), rule, full_batch=batch_size):
-            yield begun.popleft(), outcome
+            summary.started = time.perf_counter()
+            for frame in stream.frames():
+                outcome = bundle.predict(frame.picture, deadline_ms=options.deadline_ms, **stopping)
+                (answer,) = answers_of(outcome, options.topk)
+                place = {"frame": frame.number, "seconds": round(frame.seconds, 3)}
+                output.write({**answer, "file": source, **place}, outcome.stopped(0))
+                if options.draw is not None:
+                    draw(outcome, 0, source, [frame.picture], 1.0, options.draw, frame.number)
+                summary.add(answer)
+                if summary.answered == options.max_frames:
+                    break
+        except KeyboardInterrupt:
+            pass  # the usual way to end
+        summary.dropped = stream.dropped
+    print(f"gf: {summary.words()}", file=sys.stderr)
+    return 0

@@ -1,4 +1,4 @@
-"""What `gf predict` prints: a table for people, JSON, JSON lines or CSV for programs, and a summary of all pictures at the end."""
+"""What `gf predict` writes: a table for people; JSON, JSON lines or CSV for programs; drawings; and a summary at the end."""
 
 import contextlib
 import io
@@ -9,60 +9,134 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
+from glancefocus.cli import printing
 from glancefocus.errors import BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.export.standalone.answers import FIELDS, AnswerWriter
-from glancefocus.files import write_text
+from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS, AnswerWriter
+from glancefocus.export.standalone.answers import answer as answer_of
+from glancefocus.files import write_file, write_text
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from glancefocus.outcome import Outcome
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
+CAMERA_FIELDS = (*FIELDS, *FRAME_FIELDS)
 
 Answer = dict[str, Any]
+"""The fields of one picture, as docs/predict.md lists them."""
+
+
+def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
+    """The answer for each picture of an outcome; `file` is empty."""
+    costs, boxes = outcome.cost_macs.tolist(), outcome.boxes
+    answers = []
+    for row, taken in enumerate(outcome.looks.tolist()):
+        answers.append(
+            answer_of(
+                "",
+                label=outcome.name(int(outcome.answer[row])),
+                confidence=float(outcome.confidence[row]),
+                looks=taken,
+                sure=bool(outcome.sure[row]),
+                threshold=outcome.threshold(row),
+                where=outcome.where[row, : taken - 1].tolist(),
+                boxes=boxes[row],
+                patch_px=outcome.patch_px[row, : taken - 1].tolist(),
+                cost_macs=int(costs[row]),
+                top=outcome.top(row, topk),
+                notes=outcome.notes[row] if outcome.notes else (),
+            )
+        )
+    return answers
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder for drawings."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSetting(f"the folder {folder} cannot be made: {error.strerror}. Choose another one.") from None
+
+
+def draw(
+    outcome: "Outcome",
+    row: int,
+    name: str,
+    pictures: Sequence["Image.Image"],
+    scale: float,
+    folder: Path,
+    number: int,
+) -> None:
+    """Write a picture, or frames of a clip, with its looks drawn on it; the file is called by its number and name.
+
+    scale  size of the pictures divided by the size of the original
+    """
+    from glancefocus.evaluation.boxes import draw_strip, looks_taken
+
+    truth = Path(name).parent.name
+    known = truth in (outcome.classes or ())
+    boxes = [
+        (round(left * scale), round(top * scale), round(right * scale), round(bottom * scale))
+        for left, top, right, bottom in outcome.boxes[row]
+    ]
+    looks = looks_taken(outcome, row, boxes, truth if known else None)
+    title = f"{Path(name).name}" + (f" (is {truth})" if known else "")
+    notes = [f"stopped: {outcome.stopped(row)}", *(outcome.notes[row] if outcome.notes else ())]
+    drawing = draw_strip(pictures, looks, title=title, notes=notes)
+    stem = "stdin" if name == "-" else Path(name).stem[:50]  # file names have at most 255 bytes
+    file = folder / f"{number:05d}-{stem}.png"
+    try:
+        write_file(file, lambda stream: drawing.save(stream, format="PNG"))
+    except OSError as error:
+        raise BadSetting(f"the drawing {file} cannot be written: {error.strerror or error}.") from None
 
 
 class Output(Protocol):
-    """Where answers go.
+    """A place to write answers to.
 
-    stopped  why the picture stopped, for people, see Outcome.stopped
+    stopped  why the looks at the picture stopped, for people; see Outcome.stopped
     """
 
-    def write(self, said: Answer, stopped: str) -> None: ...
+    def write(self, answer: Answer, stopped: str) -> None: ...
 
     def close(self) -> None: ...
 
 
 def chosen_form(flags: dict[str, bool], output: Path | None) -> str | None:
-    """The form that was asked for by an option, or by the suffix of the file to write; None: a table for people."""
-    asked = [form for form, on in flags.items() if on]
-    if len(asked) > 1:
-        raise BadSetting(f"answers are written in one form: leave --{asked[0]} or --{asked[1]} out.")
-    if asked or output is None:
-        return asked[0] if asked else None
+    """The format that an option or the suffix of the file chooses; None: a table for people."""
+    given = [form for form, on in flags.items() if on]
+    if len(given) > 1:
+        raise BadSetting(f"answers are written in one format: leave --{given[0]} or --{given[1]} out.")
+    if given or output is None:
+        return given[0] if given else None
     form = output.suffix.lower().lstrip(".")
     if form not in FORMS:
         raise BadSetting(
-            f"what should {output} hold? Add --jsonl, --csv or --json, or name a file that ends in .jsonl, .csv or .json."
+            f"the format of {output} is unknown. Add --jsonl, --csv or --json, or name a file that ends in .jsonl, .csv or .json."
         )
     return form
 
 
 class TableOutput:
-    """Tables of some rows each, as they come."""
+    """Answers as tables for people, a table after every few rows."""
 
     def __init__(self, show: Callable[[Table], None], topk: int) -> None:
         self.show = show
         self.topk = topk
         self._rows: list[tuple[Answer, str]] = []
 
-    def write(self, said: Answer, stopped: str) -> None:
-        if "error" in said:
+    def write(self, answer: Answer, stopped: str) -> None:
+        if "error" in answer:
             return
-        self._rows.append((said, stopped))
+        self._rows.append((answer, stopped))
         if len(self._rows) == ROWS_PER_TABLE:
             self.close()
 
@@ -70,7 +144,7 @@ class TableOutput:
         rows, self._rows = self._rows, []
         if not rows:
             return
-        noted = any(said["notes"] for said, _ in rows)
+        noted = any(answer["notes"] for answer, _ in rows)
         table = Table()
         table.add_column("file", overflow="fold")
         for name in ("answer", "confidence", "looks", "stopped", "multiply-adds"):
@@ -78,35 +152,51 @@ class TableOutput:
             table.add_column(name, justify="left" if left else "right", no_wrap=name != "answer")
         if noted:
             table.add_column("note", overflow="fold")
-        for said, stopped in rows:
-            cells = [*self._cells(said, stopped), *(["\n".join(said["notes"])] if noted else [])]
-            table.add_row(
-                *(Text(lines_kept(text)) for text in cells)
-            )  # rich takes [brackets] for markup, and :words: for pictures
+        for answer, stopped in rows:
+            cells = [*self._cells(answer, stopped), *(["\n".join(answer["notes"])] if noted else [])]
+            # As Text: rich would read [brackets] as markup, and :words: as emoji.
+            table.add_row(*(Text(lines_kept(text)) for text in cells))
         self.show(table)
 
-    def _cells(self, said: Answer, stopped: str) -> list[str]:
-        several = "\n".join(f"{one['label']} {one['confidence']:.3f}" for one in said["top"])
+    def _cells(self, answer: Answer, stopped: str) -> list[str]:
+        several = "\n".join(f"{one['label']} {one['confidence']:.3f}" for one in answer["top"])
         return [
-            said["file"],
-            several if self.topk > 1 else said["label"],
-            f"{said['confidence']:.3f}",
-            str(said["looks"]),
+            answer["file"],
+            several if self.topk > 1 else answer["label"],
+            f"{answer['confidence']:.3f}",
+            str(answer["looks"]),
             stopped,
-            f"{said['cost_macs'] / 1e6:,.1f}M",
+            f"{answer['cost_macs'] / 1e6:,.1f}M",
         ]
 
 
+class LineOutput:
+    """One line for each frame of a camera, for people."""
+
+    def __init__(self) -> None:
+        self.console = printing.output()
+
+    def write(self, answer: Answer, stopped: str) -> None:
+        line = (
+            f"{answer['seconds']:8.2f} s  frame {answer['frame']:<5}  {answer['label']} {answer['confidence']:.3f}  "
+            f"{answer['looks']} looks, {stopped}  {answer['cost_macs'] / 1e6:,.1f}M"
+        )
+        self.console.print(Text(lines_kept(line)), soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
 class WrittenOutput:
-    """JSON, JSON lines or CSV, as they come, to standard output or a file."""
+    """Answers as JSON, JSON lines or CSV, on standard output or in a file."""
 
     def __init__(self, stream: TextIO, form: str, fields: Sequence[str], file: Path | None = None) -> None:
         self.writer = AnswerWriter(stream, form, fields)
         self.file = file
 
-    def write(self, said: Answer, stopped: str) -> None:
+    def write(self, answer: Answer, stopped: str) -> None:
         with cannot_be_written(self.file):
-            self.writer.write(said)
+            self.writer.write(answer)
 
     def close(self) -> None:
         with cannot_be_written(self.file):
@@ -115,7 +205,7 @@ class WrittenOutput:
 
 @contextmanager
 def cannot_be_written(file: Path | None) -> Iterator[None]:
-    """Turns a full disk and the like into a sentence; what happens to standard output is for whoever reads it."""
+    """Report a full disk and similar errors in a sentence; errors of standard output are passed on."""
     try:
         yield
     except OSError as error:
@@ -126,10 +216,9 @@ def cannot_be_written(file: Path | None) -> Iterator[None]:
 
 @contextmanager
 def opened_output(form: str, file: Path | None, fields: Sequence[str] = FIELDS) -> Iterator[Output]:
-    """Standard output, or a file. Lines of CSV and JSON lines are there as soon as they are answered; a JSON array in a file only
-    when all are.
+    """Standard output, or a file. Each line of CSV or JSON lines is written at once; a JSON array in a file is written at the end.
 
-    Whoever interrupts gets what was answered until then, in a form that can be read.
+    After an interruption the file holds all answers so far, and can be read.
     """
     with contextlib.ExitStack() as stack:
         if file is None:
@@ -138,7 +227,7 @@ def opened_output(form: str, file: Path | None, fields: Sequence[str] = FIELDS) 
             stream = io.StringIO()
         else:
             with cannot_be_written(file):
-                # Names of files need not be UTF-8; they are written as they are.
+                # File names need not be UTF-8; their bytes are written unchanged.
                 stream = open(file, "w", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
             stack.callback(_close, stream)
         output = WrittenOutput(stream, form, fields, file)
@@ -161,7 +250,7 @@ def _finish(output: WrittenOutput, stream: TextIO, file: Path | None) -> None:
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """In place of what is there; through a link, and into a device or pipe, which must not become a regular file."""
+    """Replace the file. Links are followed, and a device or pipe is written to, not replaced by a regular file."""
     place = Path(os.path.realpath(file))
     if place.exists() and not place.is_file():
         with place.open("w", encoding="utf-8") as stream:
@@ -171,15 +260,15 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 def _close(stream: TextIO) -> None:
-    with contextlib.suppress(OSError):  # of a disk that is full, which was said already
+    with contextlib.suppress(OSError):  # the disk is full, which was reported already
         stream.close()
 
 
 @dataclass
 class Summary:
-    """Adds up what was said of pictures, for one line at the end.
+    """Adds up the answers, for one line at the end.
 
-    backbone_macs  of the plain backbone
+    backbone_macs  multiply-adds of the plain backbone for one picture
     noun           pictures, clips or frames
     """
 
@@ -194,15 +283,15 @@ class Summary:
     dropped: int = 0
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, said: Answer) -> None:
-        if "error" in said:
+    def add(self, answer: Answer) -> None:
+        if "error" in answer:
             self.failed += 1
             return
         self.answered += 1
-        self.looks += said["looks"]
-        self.macs += said["cost_macs"]
-        self.above += said["sure"]
-        self.upscaled += any(note.startswith("upscaled") for note in said["notes"])
+        self.looks += answer["looks"]
+        self.macs += answer["cost_macs"]
+        self.above += answer["sure"]
+        self.upscaled += any(note.startswith("upscaled") for note in answer["notes"])
 
     def words(self) -> str:
         """One line for people."""
@@ -217,7 +306,7 @@ class Summary:
             )
         for count, words in (
             (self.upscaled, "upscaled to hold a patch"),
-            (self.dropped, "dropped, as newer ones had come"),
+            (self.dropped, "dropped because newer ones had arrived"),
             (self.failed, "could not be read"),
         ):
             text += f"; {count:,} {words}" if count else ""

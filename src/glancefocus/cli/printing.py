@@ -1,8 +1,8 @@
-"""Where commands print: tables for people on standard output, progress on standard error."""
+"""Output of the commands: results on standard output, progress and remarks on standard error."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -10,11 +10,14 @@ from rich.markup import escape
 from glancefocus.escaping import lines_kept
 from glancefocus.progress import Progress, ProgressBars
 
+if TYPE_CHECKING:
+    from glancefocus.evaluation.verdict import Verdict
+
 WIDTH_WITHOUT_TERMINAL = 120
 
 
 def output() -> Console:
-    """Standard output; as wide as the terminal, or wide enough for our tables where there is none."""
+    """Standard output; as wide as the terminal, or wide enough for our tables if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
 
@@ -25,17 +28,17 @@ def notices() -> Console:
 
 
 def say(text: str) -> None:
-    """One line of text on standard output, as it is: paths stay whole. Control characters in it are shown, not obeyed."""
+    """Print text on standard output without breaking lines, so that paths stay whole. Control characters are escaped."""
     output().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def notice(text: str) -> None:
-    """One remark on standard error, never broken into lines: its paths can be copied and searched for."""
+    """Print a remark on standard error without breaking lines, so that paths can be copied and searched for."""
     notices().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def cell(text: str) -> str:
-    """Text from outside for a cell or a title of a table: neither rich's [markup] nor control characters do anything."""
+    """Text from outside the program for a table: rich's [markup] and control characters are escaped."""
     return escape(lines_kept(text))
 
 
@@ -47,11 +50,11 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 class Display:
-    """Rows on standard output as they come, above a bar with the time left."""
+    """Rows on standard output, and below them a progress bar with the remaining time."""
 
     def __init__(self, console: Console, bars: ProgressBars) -> None:
         self.console = console
-        self.tell = bars.show
+        self.progress = bars.show
 
     def show(self, row: RenderableType) -> None:
         """Print a row, a table, ..."""
@@ -75,17 +78,17 @@ def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool
         yield Display(console, bars)
 
 
-def tell_bad_files(problems: Sequence[str]) -> None:
-    """List files that could not be read and were skipped."""
+def print_bad_files(problems: Sequence[str]) -> None:
+    """List the files that could not be read and were skipped."""
     if problems:
         notice(f"{len(problems)} files cannot be read and are skipped:")
         for problem in problems:
             notice(f"  {problem}")
 
 
-def print_verdict(verdict: dict[str, Any]) -> None:
-    """Glancefocus and its rivals as a table, and the verdict in a sentence; verdict: Verdict.to_plain()."""
-    from glancefocus.evaluation.verdict_report import verdict_lines, verdict_table
+def print_verdict(verdict: "Verdict") -> None:
+    """Print glancefocus and its rivals as a table, and the verdict as a sentence."""
+    from glancefocus.evaluation.tables import verdict_lines, verdict_table
 
     table = verdict_table(verdict)
     if table is not None:

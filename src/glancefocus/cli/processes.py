@@ -1,4 +1,4 @@
-"""A run in several processes of this machine: started, interrupted and ended together, with one sentence for a mistake."""
+"""Trains in several processes of this machine, which are started, interrupted and ended together; an error is printed once."""
 
 import contextlib
 import ctypes
@@ -21,8 +21,8 @@ from glancefocus.training.settings import TrainSettings
 from glancefocus.training.trackers import NONE
 
 _POLL_S = 0.1
-_GRACE_S = 5.0  # for processes to end by themselves once one of them has failed
-_PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
+_GRACE_S = 5.0  # time for the other processes to end by themselves after one has failed
+_PR_SET_PDEATHSIG = 1  # from sys/prctl.h of Linux
 
 
 def run_in_processes(
@@ -34,7 +34,7 @@ def run_in_processes(
     as_json: bool,
     track: Sequence[str] = (),
 ) -> None:
-    """Train in so many processes; the first of them prints what there is to say."""
+    """Train in `processes` processes; only the first one prints."""
     if not 1 <= processes <= settings.batch_size:
         raise BadSetting(
             f"processes must be at least 1 and at most the batch size ({settings.batch_size}), but got {processes}."
@@ -42,14 +42,14 @@ def run_in_processes(
     with locked(folder):
         prepare_folder(folder, settings, asked)
     words = ["train-process", str(folder), "--track", ",".join(track) or NONE, *(["--json"] if as_json else [])]
-    with run_farewell(folder), _started(words, processes) as (running, mistakes):
-        _wait(running, mistakes)
+    with run_farewell(folder), _started(words, processes) as (running, errors):
+        _wait(running, errors)
 
 
 @contextlib.contextmanager
 def _started(words: list[str], processes: int) -> Iterator[tuple[list["subprocess.Popen[bytes]"], int]]:
-    """The processes, and where they write their mistakes; when the block ends, they have ended, too."""
-    mistakes, write_end = os.pipe()
+    """Start the processes; gives them and a pipe for their errors. At the end of the block they are ended, too."""
+    errors, write_end = os.pipe()
     shared = {
         **os.environ,
         "WORLD_SIZE": str(processes),
@@ -62,7 +62,7 @@ def _started(words: list[str], processes: int) -> Iterator[tuple[list["subproces
     running: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(processes):
-            # A session of its own: Ctrl-C reaches it through this process, once.
+            # In its own session, so that Ctrl-C reaches it only once, through this process.
             running.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "glancefocus", *words],
@@ -72,40 +72,40 @@ def _started(words: list[str], processes: int) -> Iterator[tuple[list["subproces
                 )
             )
         os.close(write_end)
-        yield running, mistakes
+        yield running, errors
     finally:
         for process in running:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        os.close(mistakes)
+        os.close(errors)
 
 
-def _wait(running: list["subprocess.Popen[bytes]"], mistakes: int) -> None:
-    """Until all have ended well; a mistake, a failure or an interruption of one ends all."""
+def _wait(running: list["subprocess.Popen[bytes]"], errors: int) -> None:
+    """Wait until all processes have ended; an error or an interruption of one ends all."""
     try:
         with let_through():
             while any(process.poll() is None for process in running):
-                if select.select([mistakes], [], [], _POLL_S)[0] and (sentence := os.read(mistakes, 65536)):
+                if select.select([errors], [], [], _POLL_S)[0] and (sentence := os.read(errors, 65536)):
                     raise BadRun(sentence.decode(errors="replace").strip())
                 failed = [process.returncode for process in running if process.poll() not in (None, 0)]
                 if failed:
                     _end(running)
-                    _say_failure(failed[0])
+                    _raise_failure(failed[0])
     except Interrupted:
         write_past_buffers("gf: stopping when this step is saved. Ctrl-C again stops at once.")
         for process in running:
             process.send_signal(signal.SIGINT)
         for process in running:
-            process.wait()  # it saves; a second signal ends this process, and with it them
+            process.wait()  # it saves its state; a second signal ends this process and all of them
         raise
     failed = [process.returncode for process in running if process.returncode != 0]
     if failed:
-        _say_failure(failed[0])
+        _raise_failure(failed[0])
 
 
 def _end(running: list["subprocess.Popen[bytes]"]) -> None:
-    """The others wait for one that has ended, and would complain of it at length."""
+    """End the other processes after one has failed. They wait for it, and would print long errors when they give up."""
     until = time.monotonic() + _GRACE_S
     while any(process.poll() is None for process in running) and time.monotonic() < until:
         time.sleep(_POLL_S)
@@ -114,18 +114,18 @@ def _end(running: list["subprocess.Popen[bytes]"]) -> None:
             process.kill()
 
 
-def _say_failure(code: int) -> None:
+def _raise_failure(code: int) -> None:
     if code == EXIT_CODE:
         raise Interrupted
     if code < 0:
         name = signal.Signals(-code).name
-        hint = " Maybe there was not enough memory." if name == "SIGKILL" else ""
+        hint = " There may not have been enough memory." if name == "SIGKILL" else ""
         raise BadRun(f"a process of the run was ended by {name}.{hint} The last checkpoint is kept.")
-    sys.exit(code)  # it has shown what went wrong
+    sys.exit(code)  # the process has printed what went wrong
 
 
 def end_with_parent() -> None:
-    """This process gets SIGTERM, and saves itself, when the one that started it ends."""
+    """Send SIGTERM to this process, so that it saves its state, when the process that started it ends."""
     if sys.platform.startswith("linux"):
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,76 +1,321 @@
-"""`gf train`: a run, and what came of it."""
+"""`gf train`: trains a network on a data set, and reports the result."""
 
 import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from glancefocus.bundle.bundle import Bundle
+from cyclopts import Parameter
+
+from glancefocus.cli.options import Flag, Json, OutputName, command_options
 from glancefocus.cli.printing import notice, print_verdict, say
-from glancefocus.costs import MOST_LOOKS
 from glancefocus.errors import BadBundle, BadRun, BadSetting
-from glancefocus.free_memory import is_out_of_memory, keep_freed_memory
-from glancefocus.training.run import finished_bundle, train
-from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER, run_farewell
-from glancefocus.training.settings import TrainSettings
-from glancefocus.values import Fields, number_of
+from glancefocus.interrupts import speaks
+from glancefocus.values import (
+    BadFiles,
+    BatchSize,
+    Frames,
+    Looks,
+    Pixels,
+    PositiveShare,
+    Processes,
+    Rounds,
+    Scenes,
+    Seed,
+    Shift,
+    TrainBatchSize,
+    Workers,
+)
+
+if TYPE_CHECKING:
+    from glancefocus.bundle.bundle import Bundle
+    from glancefocus.training.settings import TrainSettings
 
 _LONGEST_SENTENCE = 10_000
+# Options that are settings of the run under the same name.
+_CHANGES = ("weights", "start", "rounds", "batch_size", "precision", "accumulation", "seed", "rivals")
+Several = Parameter(consume_multiple=True)
+
+
+@command_options
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `gf train`. Their names are stored with a run (see training.run_folder), so that it can be found again."""
+
+    data: str
+    """A folder with train/ and val/, which hold one folder of images for each class; or a folder with one folder for each class;
+    a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs (images)
+    or gestures (clips). Without val/, some images of each class are held out for validation: a fifth, or more if there are few
+    images (150 images, at most a third). --set data.val_share=0.3 changes that."""
+    _: KW_ONLY
+    output: Annotated[Path | None, OutputName] = None
+    """Folder of the run. Default: runs/NAME. A run with other options gets runs/NAME-2; a command with the same options continues
+    its run."""
+    quick: Flag = False
+    """Train for a third of the epochs, for a first impression."""
+    thorough: Flag = False
+    """Train for three times the epochs."""
+    preset: str | None = None
+    """A network from `gf models`, with the settings of the paper. These are meant for ImageNet and GPUs."""
+    backbone: str | None = None
+    """Any timm backbone. Default: tf_efficientnet_lite0; for a built-in data set, the backbone of its own preset."""
+    weights: str | None = None
+    """Initial weights of the backbone: a file, "pretrained" (timm downloads them), or "none" (random initialisation). Default:
+    pretrained if timm has weights for the backbone and no preset is named; otherwise none."""
+    start: str | None = None
+    """Start from the network of this bundle. It must have the same preset or backbone and the same sizes."""
+    stages: list[str] | None = None
+    """Training stages to run: initialise, 1, 2, 3, or joint (one stage instead of 1, 2 and 3). Separate them with commas, or
+    repeat the option; 2 and 3 may be repeated. point, before 2 or instead of it, trains the policy to aim where the backbone
+    finds its evidence. For built-in data sets also small and small_glance, which train backbone and glance encoder on small
+    images first."""
+    rounds: Rounds | None = None
+    """How many times stages 2 and 3 are repeated."""
+    glance_px: Pixels | None = None
+    """Side of the glance (the whole image, resized) in pixels."""
+    patch_px: Annotated[list[Pixels] | None, Several] = None
+    """Side of the patches in pixels. With several sizes, smallest first, the network chooses among them: --patch-px 32 48 64."""
+    looks: Looks | None = None
+    """Largest number of looks: the glance and the focus looks together."""
+    frames: Frames | None = None
+    """Train on clips (video files, or folders of frames), with this many evenly spaced frames of each."""
+    height_px: Pixels | None = None
+    """Height to which images are resized."""
+    width_px: Pixels | None = None
+    """Width to which images are resized."""
+    fit: Literal["crop", "stretch", "whole"] | None = None
+    """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without
+    keeping the proportions. whole: keep the size of every image; --height-px and --width-px are then used only to estimate costs
+    and times."""
+    flip: bool | None = None
+    """Mirror training images at random. Use --no-flip if left and right have different meanings. Default: on for images, off for
+    clips."""
+    crop: PositiveShare | None = None
+    """Train on random parts of each image that cover at least this share of its area. 1 turns it off."""
+    shift_px: Shift | None = None
+    """Move training images at random by up to this many pixels in each direction. The edge pixels are repeated."""
+    in_memory: bool | None = None
+    """Read and resize all images once, and keep them in memory."""
+    check_files: bool | None = None
+    """Read every file once before training, and skip unreadable ones. Without it, files are only hashed."""
+    max_bad_files: BadFiles | None = None
+    """Skip up to this many unreadable files, and list them; with more, abort."""
+    scenes: tuple[Scenes, Scenes, Scenes] | None = None
+    """For a built-in data set: number of images for training, validation and test."""
+    batch_size: TrainBatchSize | None = None
+    """Images in one optimiser step, over all processes."""
+    precision: Literal["no", "bf16", "fp16"] | None = None
+    """Mixed precision; "no" computes in float32."""
+    accumulation: BatchSize | None = None
+    """Compute each batch in this many parts, if it does not fit into memory as a whole (gradient accumulation)."""
+    workers: Workers | None = None
+    """Number of processes that read files."""
+    processes: Processes = 1
+    """Number of training processes on this machine. For several machines use: torchrun ... -m glancefocus train ..."""
+    resume: Flag = False
+    """Continue the latest run on this data, or the run in --output, with the options that it was started with."""
+    seed: Seed | None = None
+    """Seed of all random numbers. The same seed gives the same run."""
+    rivals: Literal["none", "as-is", "tuned"] | None = None
+    """What to compare the network with at the end. as-is: the backbone on validation images resized to several sizes, without
+    further training. tuned: also the backbone fine-tuned at two smaller sizes, with the epochs of the stage backbone. none:
+    nothing."""
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
+    """Any other setting, as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005. May be repeated."""
+    track: Annotated[list[str] | None, Several] = None
+    """Experiment trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow, or none. Default:
+    tensorboard if it is installed. The file metrics.jsonl in the folder of the run is always written."""
+    json: Json = False
+
+    def __post_init__(self) -> None:
+        if self.quick and self.thorough:
+            raise BadSetting("--quick and --thorough exclude each other. Leave one of them out.")
+
+    @property
+    def effort(self) -> Literal["quick", "usual", "thorough"]:
+        return "quick" if self.quick else "thorough" if self.thorough else "usual"
+
+
+def train(options: TrainOptions) -> None:
+    """Train a network on your images or clips. Prints a plan first. To continue a stopped run, give the same command again.
+
+    Sizes, batch size, learning rates and epochs are fitted to the data, unless you name a preset of the paper or set them.
+
+    Example: gf train photos/
+
+    Example: gf train photos/ --weights tf_efficientnet_lite0.safetensors --quick
+    """
+    _check_names(options.preset, options.backbone)
+    from glancefocus.cli.processes import run_in_processes
+    from glancefocus.data.worlds.names import WORLDS
+    from glancefocus.network.backbones import check_weights
+    from glancefocus.training.run_folder import asked_for, choose_run
+    from glancefocus.training.trackers import chosen_trackers
+
+    trackers = chosen_trackers(options.track)
+    asked = asked_for(vars(options))
+    chosen = choose_run(asked, options.data, options.output, resume=options.resume)
+    if chosen.sentence is not None and speaks():
+        notice(chosen.sentence)
+    settings = chosen.settings or _settings_of(options)
+    check_weights(settings.network.backbone, settings.weights)
+    if options.workers is not None:
+        settings = replace(settings, data=replace(settings.data, workers=options.workers))
+    if options.rivals is not None:
+        settings = replace(settings, rivals=options.rivals)
+    if options.processes != 1:
+        run_in_processes(settings, chosen.folder, options.processes, asked=asked, as_json=options.json, track=trackers)
+        return
+    sized = options.height_px is not None or options.width_px is not None
+    if sized and settings.network.view.fit == "whole" and options.data not in WORLDS and speaks():
+        notice(
+            "images keep their own size (fit is whole): --height-px and --width-px are used only to estimate costs and times. Use "
+            "--fit stretch or --fit crop to resize them."
+        )
+    run_training(settings, chosen.folder, asked=asked, as_json=options.json, track=trackers)
+
+
+def _check_names(preset: str | None, backbone: str | None) -> None:
+    """Refuse misspelt names before anything slow is imported or read."""
+    if preset is not None:
+        from glancefocus.network.presets import check_preset
+
+        check_preset(preset)
+    if backbone is not None:
+        from glancefocus.network.presets import refuse_misspelt
+
+        refuse_misspelt(backbone)
+
+
+def _settings_of(options: TrainOptions) -> "TrainSettings":
+    import torch
+
+    from glancefocus.training.recipes import train_settings
+
+    view = _given(options, "fit", "height_px", "width_px")
+    augment = _given(options, "flip", "crop", "shift_px")
+    return train_settings(
+        options.data,
+        preset=options.preset,
+        backbone=options.backbone,
+        network={
+            "glance_px": options.glance_px,
+            "patch_px": None if options.patch_px is None else tuple(options.patch_px),
+            "looks": options.looks,
+            "frames": options.frames,
+            **({"view": view} if view else {}),
+        },
+        data={
+            "in_memory": options.in_memory,
+            "check_files": options.check_files,
+            "max_bad_files": options.max_bad_files,
+            "workers": options.workers,
+            "scenes": None if options.scenes is None else list(options.scenes),
+            **({"augment": augment} if augment else {}),
+        },
+        stages=options.stages,
+        changes={name: getattr(options, name) for name in _CHANGES},
+        assignments=options.setting,
+        effort=options.effort,
+        on_gpu=torch.accelerator.is_available(),
+    )
+
+
+def _given(options: TrainOptions, *names: str) -> dict[str, Any]:
+    """Those of these options that were given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+@command_options
+@dataclass(frozen=True)
+class TrainProcessOptions:
+    """Options of `gf train-process`."""
+
+    folder: Path
+    """Folder of the run, which holds its settings."""
+    _: KW_ONLY
+    track: Annotated[list[str] | None, Several] = None
+    """As in `gf train`."""
+    json: Json = False
+
+
+def train_process(options: TrainProcessOptions) -> None:
+    """One of several processes of a run, started by `gf train --processes`."""
+    from glancefocus.cli.processes import end_with_parent
+    from glancefocus.training.run_folder import settings_of
+
+    end_with_parent()
+    run_training(settings_of(options.folder), options.folder, as_json=options.json, track=options.track)
 
 
 def run_training(
-    settings: TrainSettings,
+    settings: "TrainSettings",
     folder: Path,
     *,
     asked: dict[str, Any] | None = None,
     as_json: bool,
     track: Sequence[str] | None,
 ) -> None:
-    """Train, and say what came of it and how to ask it; of a run that is done already, only say it.
+    """Train, and report the result; if the run is finished already, only report it.
 
-    asked  what the run was asked for with, see asked_for
+    asked  the options that the run was started with, see asked_for
     track  the trackers to send figures to, see chosen_trackers
     """
+    from glancefocus.free_memory import keep_freed_memory
+    from glancefocus.training import run
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
+
     keep_freed_memory()
+    first_process = os.environ.get("RANK", "0") == "0"
     with run_farewell(folder), _memory_errors(settings):
-        bundle = finished_bundle(settings, folder)
+        bundle = run.finished_bundle(settings, folder)
         if bundle is None:
-            bundle = train(settings, folder, asked=asked, quiet=as_json, planned=True, reported=True, track=track)
-        elif os.environ.get("RANK", "0") == "0":
-            notice(f"the run in {folder} is done; this is its result. For another run use other options, or -o.")
-    if os.environ.get("RANK", "0") != "0":
-        return
-    with _damaged_notes(folder / BUNDLE_FOLDER):
-        _say_result(bundle, folder, as_json=as_json)
+            bundle = run.train(settings, folder, asked=asked, quiet=as_json, planned=True, reported=True, track=track)
+        elif first_process:
+            notice(f"the run in {folder} is finished; this is its result. For another run use other options, or -o.")
+    if first_process:
+        with _damaged_notes(folder / BUNDLE_FOLDER):
+            _print_result(bundle, folder, as_json=as_json)
 
 
-def _say_result(bundle: Bundle, folder: Path, *, as_json: bool) -> None:
+def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
+    from glancefocus.costs import MOST_LOOKS
+    from glancefocus.evaluation.verdict import read_verdict
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
+    from glancefocus.values import Fields, number_of
+
     notes = Fields(bundle.notes, "notes")
     accuracy = notes.listed(
         "validation_accuracy_per_look", MOST_LOOKS, lambda value, name: number_of(value, name, 0, 1)
     )
+    report = folder / REPORT_FOLDER / "report.html"
     if as_json:
-        fact = {"run": str(folder), "bundle": str(folder / BUNDLE_FOLDER), "validation_accuracy_per_look": accuracy}
-        fact["report"] = str(folder / REPORT_FOLDER / "report.html")
-        fact |= {name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes}
-        print(json.dumps(fact, indent=1, allow_nan=False))
+        result: dict[str, Any] = {
+            "run": str(folder),
+            "bundle": str(folder / BUNDLE_FOLDER),
+            "validation_accuracy_per_look": accuracy,
+            "report": str(report),
+            **{name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes},
+        }
+        print(json.dumps(result, indent=1, allow_nan=False))
         return
     if "aims" in bundle.notes:
         say(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
     if "verdict" in bundle.notes:
-        print_verdict(bundle.notes["verdict"])
+        print_verdict(read_verdict(bundle.notes["verdict"]))
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
     say(
-        f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\n"
-        f"report: {folder / REPORT_FOLDER / 'report.html'}\nask it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
+        f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\nreport: {report}\n"
+        f"try it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )
 
 
 @contextlib.contextmanager
 def _damaged_notes(folder: Path) -> Iterator[None]:
-    """Notes of a finished run that were changed since are a sentence; only what is read here can fail in these ways."""
+    """Report notes that were changed after the run had finished; only what is read here can fail in these ways."""
     try:
         yield
     except BadSetting as error:
@@ -80,8 +325,10 @@ def _damaged_notes(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _memory_errors(settings: TrainSettings) -> Iterator[None]:
-    """Memory that ran out in spite of the plan is a sentence, too."""
+def _memory_errors(settings: "TrainSettings") -> Iterator[None]:
+    """Report that there was not enough memory, although the plan had estimated that there was."""
+    from glancefocus.free_memory import is_out_of_memory
+
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -14,10 +14,10 @@ from glancefocus.data.clips import Clip, read_clip
 from glancefocus.data.images import as_tensor
 from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, as_pixels, mix, shifted
 from glancefocus.data.video import Limits
-from glancefocus.data.views import Picture, Placement, view_picture, view_tensor
+from glancefocus.data.views import Picture, view_picture, view_tensor
 from glancefocus.errors import BadImage
 from glancefocus.free_memory import check_memory
-from glancefocus.region import normalise
+from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
 SCALES = (1.0, 0.875, 0.75, 0.66)

@@ -1,7 +1,5 @@
 """How a picture becomes the image that a network looks at, and how boxes find their way back onto the picture."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from glancefocus.data.images import as_rgb, pixels_of, read_picture
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.free_memory import check_memory
-from glancefocus.region import normalise
+from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
 Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
@@ -26,29 +24,6 @@ _IMAGE_BYTES = 12  # of one pixel: 3 in the image, 4 in the picture, and some wh
 _FLOAT_BYTES = 32  # of one pixel of a tensor: floats, twice while they are normalised
 _RIBBON_ASPECT = 16  # a picture this many times as long as the view, or longer, is a ribbon
 _PIL = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where the image that was looked at lies in its picture: picture = (image + offset) / scale, in pixels.
-
-    note  what is odd about the picture, such as that it was upscaled; empty: nothing
-    """
-
-    scale_y: float = 1.0
-    scale_x: float = 1.0
-    offset_y: float = 0.0
-    offset_x: float = 0.0
-    note: str = ""
-
-    def box_in_picture(self, top: float, left: float, px: int) -> tuple[int, int, int, int]:
-        """(left, top, right, bottom) in the picture's pixels of a patch of the image."""
-        return (
-            round((left + self.offset_x) / self.scale_x),
-            round((top + self.offset_y) / self.scale_y),
-            round((left + px + self.offset_x) / self.scale_x),
-            round((top + px + self.offset_y) / self.scale_y),
-        )
 
 
 def view_picture(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
@@ -128,21 +103,6 @@ def view_any(picture: Picture, view: ViewSettings, least_px: int = 1) -> tuple[T
     picture = as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture)
     pixels, placement = view_pixels(picture, view, least_px)
     return normalise_small(pixels, view), placement
-
-
-def notes_of(placements: Sequence[Placement]) -> tuple[tuple[str, ...], ...]:
-    """What is odd about each picture; empty where nothing is odd about any."""
-    notes = tuple((placement.note,) if placement.note else () for placement in placements)
-    return notes if any(notes) else ()
-
-
-def several(pictures: Picture | Sequence[Picture], frames: int = 1) -> list[Picture]:
-    """Pictures, or clips of so many frames, as a list: one alone, a sequence of them, or a tensor with one more dimension."""
-    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
-        return list(pictures)
-    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray)):
-        return [pictures]
-    return list(pictures)
 
 
 def _upscaling(height: int, width: int, least_px: int) -> str:

@@ -1,74 +1,75 @@
-"""Assesses a bundle from look records: curves, exit scores, patch sizes, calibration. No network is run here."""
+"""Everything that look records show about a bundle: curves, exit scores, patch sizes, calibration, classes. No network runs."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.evaluation.findings import Findings
-from glancefocus.evaluation.records import reliability
-from glancefocus.exits.budget import aim_below, check_budget, folds_for, solve_at, solve_within
+from glancefocus.errors import BadData
+from glancefocus.evaluation.calibration import Bin, reliability
+from glancefocus.exits.budget import solve_at, solve_within
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
-from glancefocus.exits.forecast import Forecast, cross_fitted, forecast_of_choosers, forecast_of_others
+from glancefocus.exits.forecast import cross_fitted
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, Thresholds
 
+if TYPE_CHECKING:  # both of them use functions of this module
+    from glancefocus.evaluation.every_look import AimsCheck
+    from glancefocus.evaluation.verdict import Verdict
+
 BEST_ACCURACY = "the best accuracy, at the lowest cost"
-"""What a bundle notes where its thresholds were chosen for no budget."""
+"""The note in a bundle whose thresholds were chosen without a budget."""
+FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Budgeted:
-    """Thresholds and what is known of them.
+class Findings:
+    """What an evaluation found: the report draws it, --json prints it, the CSV files hold it.
 
-    on_choosers  the point of the images that chose them, which flatters them
-    on_others    the point of images that were judged by thresholds which they did not choose
-    forecast     what to expect on new images
-    binds        whether the budget is less than every look for every image; False without a budget
+    Every accuracy is measured on images that the thresholds were not chosen on.
+
+    data, chosen_on  for people: the images measured on, and the images that thresholds were chosen on
+    accuracy_after_look, macs_after_look  if every image takes 1, 2, ... looks, with patches of the largest size
+    ms_after_look    None if no latency was measured; device is what it was measured on
+    curve            operating points, cheapest first
+    chosen           the point of the bundle's own thresholds, with accuracy_of_exits (per look; None if no image left)
+    fixed_size_curves  {patch_px: curve} of the same network with patches of one size; empty if it has one size
+    scores           {score: curve} for other exit scores at the same budgets
+    reliability      bins of the reliability diagram, for each look
+    calibration_error  for each look, expected calibration error in [0, 1]
+    verdict          the comparison with the backbone on resized images; None: not compared
+    aims             learnt aims against others, measured during training; None: not measured
+    remarks          sentences about the images, such as that training images were left out
     """
 
-    thresholds: Thresholds
-    on_choosers: Point
-    on_others: Point
-    forecast: Forecast
-    binds: bool
+    data: str
+    chosen_on: str
+    images: int
+    score: str
+    patch_px: list[int]
+    accuracy_after_look: list[float]
+    macs_after_look: list[int]
+    backbone_macs: int
+    curve: list[Point]
+    chosen: Point
+    ms_after_look: list[float] | None = None
+    device: str | None = None
+    fixed_size_curves: dict[int, list[Point]] = field(default_factory=dict)
+    scores: dict[str, list[Point]] = field(default_factory=dict)
+    reliability: list[list[Bin]] = field(default_factory=list)
+    calibration_error: list[float] = field(default_factory=list)
+    verdict: "Verdict | None" = None
+    aims: "AimsCheck | None" = None
+    remarks: list[str] = field(default_factory=list)
 
-
-def within_budget(
-    choosing: LookTable,
-    budget: float | None,
-    *,
-    measuring: LookTable | None = None,
-    solver: str | None = None,
-    seed: int = 0,
-) -> Budgeted:
-    """Thresholds that should cost at most the budget on new images, or, without one, the cheapest that are as good as the best.
-
-    measuring  other images to measure them on; None: those that chose, each judged by thresholds that others of them chose
-    """
-    binds = budget is not None and check_budget(choosing, budget)
-    aim = aim_below(choosing, budget, solver=solver, seed=seed) if budget is not None and binds else None
-
-    def choose(table: LookTable) -> Thresholds:
-        return solve_within(table, aim, solver=solver, seed=seed)
-
-    thresholds = choose(choosing)
-    if measuring is not None:
-        on_others, forecast = measuring.point(thresholds), forecast_of_others(measuring, thresholds)
-    else:
-        judged = cross_fitted(choosing, choose, folds_for(choosing), seed)
-        on_others = choosing.point_of_exits(judged.node, thresholds)
-        forecast = forecast_of_choosers(choosing, thresholds, judged)
-    return Budgeted(np.asarray(thresholds), choosing.point(thresholds), on_others, forecast, binds)
-
-
-FOLDS = 5
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def assess(
@@ -80,12 +81,13 @@ def assess(
     points: int = 40,
     seed: int = 0,
 ) -> Findings:
-    """Everything that can be said of a bundle on the images of a record.
+    """Everything that the images of a record show about a bundle.
 
-    choosing  the record of other images, on which thresholds are chosen; None: the bundle's own curve is measured, and what it does
-              not hold (other scores, fixed sizes) is chosen on one half of the images and measured on the other, both ways
-    chose     these images chose the bundle's thresholds and curve, which are therefore not measured on them: instead thresholds
-              are chosen in the same way on some of the images and measured on the others, in turns
+    choosing  the record of other images, to choose thresholds on; None: the bundle's own curve is measured. For what that does
+              not hold (other scores, fixed sizes), thresholds are chosen on one half of the images and measured on the other,
+              both ways
+    chose     the bundle's thresholds were chosen on these very images, so measuring them here would be too optimistic: instead
+              thresholds are chosen in the same way on some of the images and measured on the others, in turns
     """
     table = look_table(bundle, record)
     chooser = None if choosing is None else look_table(bundle, choosing)
@@ -96,7 +98,7 @@ def assess(
         chosen_on = str(bundle.notes.get("thresholds_chosen_on", "other images"))
     else:
         curve = solved(chooser, table, _grid(table, points), seed)
-        chosen_on = _halves() if choosing is None else f"{choosing.about.source}, {choosing.about.split}"
+        chosen_on = _IN_TURNS if choosing is None else f"{choosing.about.source}, {choosing.about.split}"
     latency = bundle.latency_here()
     largest = table.fixed_size(table.sizes - 1)
     bins = [
@@ -124,13 +126,13 @@ def assess(
 
 
 def own_thresholds(bundle: Bundle) -> Any:
-    """Those that predict stops by; without any, such that nobody leaves early."""
+    """The thresholds that `predict` uses; for a bundle without any, thresholds with which every look is taken."""
     stay = stay_thresholds(bundle.settings.looks, len(bundle.settings.patch_px))
     return stay if bundle.thresholds is None else bundle.thresholds
 
 
 def look_table(bundle: Bundle, record: LookRecord, score: str | None = None, seed: int = 0) -> LookTable:
-    """The look table of a record for one score (the bundle's own), with the bundle's costs and, where measured here, times."""
+    """The look table of a record for a score (None: the bundle's), with costs, and times if they were measured on this device."""
     score = bundle.score if score is None else score
     latency = bundle.latency_here()
     macs = bundle.costs.macs_of_tree(aims_first=score == "value")
@@ -138,7 +140,7 @@ def look_table(bundle: Bundle, record: LookRecord, score: str | None = None, see
 
 
 def solved(chooser: LookTable | None, table: LookTable, budgets: Sequence[float], seed: int = 0) -> list[Point]:
-    """An operating point of the table for every budget, with thresholds chosen on another one; None: on halves, crosswise."""
+    """An operating point for every budget, with thresholds chosen on another table; None: each half with those of the other."""
     if chooser is not None:
         found = solve_at(chooser, budgets, seed=seed)
         return [_measured(table, thresholds, budget) for thresholds, budget in zip(found, budgets, strict=True)]
@@ -151,9 +153,19 @@ def solved(chooser: LookTable | None, table: LookTable, budgets: Sequence[float]
 
 
 def halves(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Two halves of the images, in an order that the seed decides."""
+    """The rows of two random halves of the images."""
     order = np.random.default_rng(seed).permutation(count)
     return np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+
+
+def random_rows(count: int, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """At most this many random rows of a split, in order."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+def look_of_nodes(table: LookTable) -> NDArray[np.int64]:
+    """(nodes,) the look that each node of a table belongs to, 0 for the glance."""
+    return np.repeat(np.arange(table.looks), [len(level) for level in table.levels(table.macs)])
 
 
 def largest_nodes(table: LookTable) -> list[int]:
@@ -168,11 +180,11 @@ def with_interval(point: Point, images: int) -> Point:
 
 
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy: Wilson's, which is not empty where every answer was right, or none."""
+    """Wilson's 95 % interval of a share, which stays sensible near 0 and 1: no mistake on a few images does not mean none ever."""
     z = 1.959964
     middle = (share + z * z / (2 * images)) / (1 + z * z / images)
     half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
-    # Rounding must not put the accuracy itself outside, where it is 0 or 1.
+    # At 0 or 1 rounding could put the share itself outside.
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
@@ -182,7 +194,7 @@ def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
 
 
 def _pooled(one: Point, two: Point) -> Point:
-    """One point of two halves; its thresholds are those of the first."""
+    """One point for two halves of the images; its thresholds are those of the first half."""
     counts = [sum(point["exits_per_look"]) for point in (one, two)]
     pooled: dict[str, Any] = {**one}
     other: dict[str, Any] = {**two}
@@ -196,37 +208,37 @@ def _pooled(one: Point, two: Point) -> Point:
 
 
 def point_with_exits(table: LookTable, thresholds: Any) -> Point:
-    """The point of some thresholds, and how right those are that leave after each look."""
+    """The point of some thresholds, with the accuracy of the images that leave after each look."""
     array = np.asarray(thresholds, dtype=np.float32)
     return _with_exits(table, table.exits(array), thresholds)
 
 
 def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
-    """What thresholds achieve that were chosen as the bundle's were, each image being judged by those that others chose.
+    """A point whose thresholds are chosen in the same way as the bundle's, but by cross-fitting: each image is measured with
+    thresholds that were chosen on the other images.
 
-    The bundle's are either the cheapest that are as good as the best, or were chosen for a budget; that is then what they cost on
-    these images.
+    The bundle's own were chosen either for the best accuracy, or for a budget: then the budget is what they cost on these images.
     """
     own = own_thresholds(bundle)
     if bundle.thresholds is None or len(table) < 2:
         return point_with_exits(table, own)
     budget = table.point(np.asarray(own, dtype=np.float32))["mean_macs"]
-    told = bundle.notes.get("thresholds_for")
-    best = told == BEST_ACCURACY if told is not None else bundle.thresholds == best_thresholds(bundle.curve)
+    goal = bundle.notes.get("thresholds_for")
+    best = goal == BEST_ACCURACY if goal is not None else bundle.thresholds == best_thresholds(bundle.curve)
 
     def choose(others: LookTable) -> Thresholds:
         if best:
             return solve_within(others, None, seed=seed)
         return solve_at(others, [budget], seed=seed)[0]
 
-    folds = FOLDS if table.sizes == 1 else 2  # with several sizes choosing takes seconds
+    folds = FOLDS if table.sizes == 1 else 2  # with several sizes the search takes seconds
     return _with_exits(table, cross_fitted(replace(table, unit="macs"), choose, folds, seed).node, own)
 
 
 def _with_exits(table: LookTable, nodes: NDArray[np.int64], thresholds: Any) -> Point:
     array = np.asarray(thresholds, dtype=np.float32)
     right = table.correct[np.arange(len(table)), nodes]
-    look = np.repeat(np.arange(table.looks), [len(level) for level in table.levels(table.macs)])[nodes]
+    look = look_of_nodes(table)[nodes]
     shares = [float(right[look == t].mean()) if (look == t).any() else None for t in range(table.looks)]
     return with_interval({**table.point_of_exits(nodes, array), "accuracy_of_exits": shares}, len(table))
 
@@ -245,7 +257,7 @@ def _fixed_sizes(
 
 
 def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, seed: int) -> dict[str, list[Point]]:
-    """The same budgets by every exit score; with several patch sizes those of the largest."""
+    """Every exit score at the same budgets; with several patch sizes for the largest."""
     curves: dict[str, list[Point]] = {}
     for score in SCORES:
         table = look_table(bundle, record, score, seed)
@@ -264,5 +276,111 @@ def _grid(table: LookTable, points: int) -> list[float]:
     return [float(b) for b in np.linspace(table.macs[0], table.macs.max(), points)]
 
 
-def _halves() -> str:
-    return "parts of these images for the other parts, in turns"
+_IN_TURNS = "parts of these images for the other parts, in turns"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The final answer for every image of a record, with the bundle's own thresholds.
+
+    label, answer  (N,) class indexes
+    confidence     (N,) of the answer
+    look           (N,) the look at which the image stopped, 0 for the glance
+    """
+
+    classes: tuple[str, ...]
+    label: NDArray[np.int64]
+    answer: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    look: NDArray[np.int64]
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        return np.asarray(self.label == self.answer)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """The images of one class, how many of them are answered correctly, and the accuracy with its 95 % interval."""
+
+    name: str
+    images: int
+    right: int
+    accuracy: float
+    low: float
+    high: float
+
+
+def answers_of(bundle: Bundle, record: LookRecord) -> Answers:
+    """The answer for every image at the look where it stops."""
+    count = len(bundle.classes)
+    if int(record.label.max()) >= count or int(record.answer.max()) >= count:
+        raise BadData(
+            f"the look record has class indexes of {count} or more, but the bundle has {count} classes. Delete the record."
+        )
+    table = look_table(bundle, record)
+    nodes = table.exits(np.asarray(own_thresholds(bundle), dtype=np.float32))
+    rows = np.arange(len(table))
+    return Answers(
+        classes=tuple(bundle.classes),
+        label=np.asarray(record.label, dtype=np.int64),
+        answer=np.asarray(record.answer[rows, nodes], dtype=np.int64),
+        confidence=np.asarray(record.confidence[rows, nodes], dtype=np.float64),
+        look=look_of_nodes(table)[nodes],
+    )
+
+
+def confusion(answers: Answers) -> NDArray[np.int64]:
+    """(classes, classes) images of each class (row) by their answer (column). For few classes: its size is their square."""
+    count = len(answers.classes)
+    flat = np.bincount(answers.label * count + answers.answer, minlength=count * count)
+    return flat.reshape(count, count)
+
+
+def accuracy_by_class(answers: Answers) -> list[ClassAccuracy]:
+    """Every class that has images, the least accurate first."""
+    count = len(answers.classes)
+    of_class = np.bincount(answers.label, minlength=count)
+    right_of_class = np.bincount(answers.label[answers.right], minlength=count)
+    rows = []
+    for name, images, right in zip(answers.classes, of_class.tolist(), right_of_class.tolist(), strict=True):
+        if images:
+            rows.append(ClassAccuracy(name, images, right, right / images, *wilson_interval(right / images, images)))
+    return sorted(rows, key=lambda row: (row.accuracy, -row.images, row.name))
+
+
+def frequent_confusions(answers: Answers, most: int) -> list[tuple[str, str, int]]:
+    """(class, answer, images) of the most frequent mistakes."""
+    wrong = ~answers.right
+    pairs, counts = np.unique(np.stack([answers.label[wrong], answers.answer[wrong]]), axis=1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    return [(answers.classes[pairs[0, i]], answers.classes[pairs[1, i]], int(counts[i])) for i in order]
+
+
+def worst_mistakes(answers: Answers, most: int) -> list[int]:
+    """Rows of wrong answers, the most confident first."""
+    wrong = np.flatnonzero(~answers.right)
+    return [int(row) for row in wrong[np.argsort(-answers.confidence[wrong], kind="stable")][:most]]
+
+
+def examples(answers: Answers, each: int) -> list[tuple[str, list[int]]]:
+    """For each look, (heading, rows) of a few images that stopped there with the right answer, of different classes if possible."""
+    chosen = []
+    for look in sorted(set(answers.look.tolist())):
+        rows = np.flatnonzero(answers.right & (answers.look == look))
+        words = "Answered at the glance" if look == 0 else f"Answered after {look + 1} looks"
+        chosen.append((words, _mixed(rows, answers.label, each)))
+    return [(words, rows) for words, rows in chosen if rows]
+
+
+def _mixed(rows: NDArray[np.int64], label: NDArray[np.int64], most: int) -> list[int]:
+    """The first rows, with one of each class before a second of any class."""
+    seen: dict[int, int] = {}
+    ranked: list[tuple[int, int]] = []
+    for row in rows.tolist():
+        seen[int(label[row])] = seen.get(int(label[row]), 0) + 1
+        ranked.append((seen[int(label[row])], row))
+    return [row for _, row in sorted(ranked)[:most]]

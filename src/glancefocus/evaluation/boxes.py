@@ -1,20 +1,30 @@
-"""Draws looks onto a picture, as in the paper's figures: a numbered box for each look, coloured by right and wrong."""
+"""Draws looks onto pictures, as in the paper's figures: a numbered box for each look, coloured by right and wrong."""
 
+import base64
+import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.escaping import one_line
+from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
+from glancefocus.region import top_left
+from glancefocus.scene import as_batch
+from glancefocus.settings import ViewSettings
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, each with the ink that reads best on it.
+# Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
 RIGHT, WRONG, UNKNOWN = "#009E73", "#D55E00", "#0072B2"
 _INK = {RIGHT: "black", WRONG: "black", UNKNOWN: "white"}
 _PAPER, _TEXT = "white", "black"
 
-_SHORTEST_PX = 320  # smaller pictures are enlarged to at least this
+_SHORTEST_PX = 320  # smaller pictures are enlarged at least to this
 _LONGEST_PX = 4096  # but not beyond this: a strip of 8x2000 px stays narrow
 _SMALLEST_FONT_PX = 14
 
@@ -27,10 +37,10 @@ class LookDrawn:
     """One look, ready to be drawn.
 
     box         left, top, right, bottom in pixels of the picture, right and bottom exclusive; None: the glance
-    number      1 for the glance, then counting on
+    number      1 for the glance, 2 for the first focus look, ...
     confidence  in [0, 1]
     label       what this look answered
-    right       whether that is true; None where nobody knows
+    right       whether that is correct; None if the true label is unknown
     """
 
     box: _Box | None
@@ -41,14 +51,14 @@ class LookDrawn:
 
     @property
     def colour(self) -> str:
-        """Of the box, the tag and the mark in the caption."""
+        """The colour of the box, the tag and the mark in the caption."""
         if self.right is None:
             return UNKNOWN
         return RIGHT if self.right else WRONG
 
     @property
     def tag(self) -> str:
-        """What stands at the box: "2  0.97"."""
+        """The text at the box: "2  0.97"."""
         return f"{self.number}  {self.confidence:.2f}"
 
     @property
@@ -59,7 +69,7 @@ class LookDrawn:
 
 
 def looks_taken(outcome: Outcome, row: int, boxes: Sequence[_Box], truth: str | None) -> list[LookDrawn]:
-    """The looks of one image of an outcome; boxes are those of its focus looks, truth its label where somebody knows it."""
+    """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known."""
     taken = []
     for look in range(int(outcome.looks[row])):
         label = outcome.name(int(outcome.answer_after[row, look]))
@@ -76,10 +86,10 @@ def looks_taken(outcome: Outcome, row: int, boxes: Sequence[_Box], truth: str | 
 
 
 def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str = "") -> Image.Image:
-    """A new RGB picture with a box and a tag for each look, and a caption underneath; the given one stays as it is.
+    """A new RGB picture with a box and a tag for each look, and a caption underneath.
 
-    A small picture is enlarged, see enlargement. A box that leaves the picture is cut at the border. A picture too
-    narrow for a tag has only boxes and the caption.
+    A small picture is enlarged, see enlargement. A box that reaches beyond the picture is cut at the border. A picture that is
+    too narrow for a tag gets only boxes and the caption.
     """
     return draw_strip([picture], looks, title=title)
 
@@ -87,16 +97,16 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
 def draw_strip(
     pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "", notes: Sequence[str] = ()
 ) -> Image.Image:
-    """The same for frames of one clip side by side, each with all boxes and tags, over one caption (paper, Figure of videos).
+    """The frames of one clip side by side, each with all boxes and tags, above one caption, as in the paper's figure of videos.
 
-    notes  lines at the end of the caption
+    notes  more lines at the end of the caption
     """
     factor = enlargement(pictures[0].size)
     size = (pictures[0].width * factor, pictures[0].height * factor)
     font_px = max(_SMALLEST_FONT_PX, min(size) // 24)
     font = ImageFont.load_default(size=font_px)
     step = size[0] + max(4, font_px // 2)
-    # Of a narrow picture the caption is still readable.
+    # The caption stays readable under a narrow picture.
     canvas_width = max(step * (len(pictures) - 1) + size[0], _SHORTEST_PX)
     lines = _caption_lines(looks, title, notes, font, canvas_width - font_px)
     line_height = round(1.4 * font_px)
@@ -111,7 +121,7 @@ def draw_strip(
 
 
 def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font) -> Image.Image:
-    """The picture so many times as large, with a box and a tag for each look."""
+    """The enlarged picture with a box and a tag for each look."""
     width, height = picture.width * factor, picture.height * factor
     line_px = max(3, min(width, height) // 120)
     canvas = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
@@ -119,14 +129,14 @@ def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font:
     boxes = [_drawn_box(look.box, factor, (width, height)) for look in looks]
     for look, box in zip(looks, boxes, strict=True):
         _draw_box(draw, box, look.colour, line_px if look.box is not None else max(1, line_px // 2))
-    taken: list[_Box] = []  # tags come after all boxes, so that no line runs through a number
+    taken: list[_Box] = []  # tags are drawn after all boxes, so that no line crosses a number
     for look, box in zip(looks, boxes, strict=True):
         _draw_tag(draw, look, box, (width, height), font, taken)
     return canvas
 
 
 def enlargement(size: tuple[int, int]) -> int:
-    """The whole factor that brings the shorter side to 320 px, but the longer side not beyond 4096 px; at least 1."""
+    """The integer factor that brings the shorter side to 320 px, as long as the longer side stays within 4096 px; at least 1."""
     return max(1, min(math.ceil(_SHORTEST_PX / min(size)), _LONGEST_PX // max(size)))
 
 
@@ -141,7 +151,7 @@ def _drawn_box(box: _Box | None, factor: int, size: tuple[int, int]) -> _Box:
 
 
 def _draw_box(draw: ImageDraw.ImageDraw, box: _Box, colour: str, line_px: int) -> None:
-    """The outline, inwards from the edge of the box, with a thin white one inside to part it from the background."""
+    """The outline, inwards from the edge of the box, with a thin white line inside to set it off from the picture."""
     draw.rectangle(box, outline=colour, width=line_px)
     left, top, right, bottom = box
     inner = (left + line_px, top + line_px, right - line_px, bottom - line_px)
@@ -152,7 +162,7 @@ def _draw_box(draw: ImageDraw.ImageDraw, box: _Box, colour: str, line_px: int) -
 def _draw_tag(
     draw: ImageDraw.ImageDraw, look: LookDrawn, box: _Box, size: tuple[int, int], font: _Font, taken: list[_Box]
 ) -> None:
-    """The filled tag of a look, in the first free place of _places; its place is added to taken."""
+    """The filled tag of a look, at the first free place of _places, which is added to taken."""
     left, top, right, bottom = draw.textbbox((0, 0), look.tag, font=font)
     letter_px = math.ceil(bottom - top)
     tag_width, tag_height = math.ceil(right - left) + letter_px, 2 * letter_px - letter_px // 4
@@ -167,12 +177,12 @@ def _draw_tag(
 
 
 def _places(corner: tuple[int, int], tag: tuple[int, int], size: tuple[int, int]) -> Iterator[_Box]:
-    """Where a tag may stand: at the corner of its box, then down from there, then column by column; always inside."""
+    """Possible places of a tag: at the corner of its box, then below it, then column by column; always inside the picture."""
     room_x, room_y = size[0] - tag[0], size[1] - tag[1]
     x, y = min(corner[0], room_x), min(corner[1], room_y)
     columns = [x, *range(x + tag[0], room_x + 1, tag[0]), *range(x - tag[0], -1, -tag[0])]
     for column in columns:
-        # A step of a quarter tag finds the gap between tags of boxes that nearly coincide.
+        # Steps of a quarter tag find the gap between tags of boxes that nearly coincide.
         below, above = range(y, room_y + 1, max(1, tag[1] // 4)), range(y - 1, -1, -max(1, tag[1] // 4))
         for row in (*below, *above):
             yield column, row, column + tag[0], row + tag[1]
@@ -184,7 +194,7 @@ def _overlap(one: _Box, other: _Box) -> bool:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the caption: its text, how far it is indented, and the colour of the mark before it."""
+    """A line of the caption: its text, its indentation, and the colour of the mark in front of it."""
 
     text: str
     indent_px: int = 0
@@ -205,7 +215,7 @@ def _caption_lines(
 
 
 def _wrapped(text: str, font: _Font, room_px: int) -> list[str]:
-    """The text in lines of at most room_px, broken at blanks, and within a word that is too long by itself."""
+    """The text in lines of at most room_px, broken at blanks, or inside a word that is too long for a line."""
     lines: list[str] = []
     line = ""
     for letter in one_line(" ".join(text.splitlines())):
@@ -226,3 +236,89 @@ def _draw_line(draw: ImageDraw.ImageDraw, line: _Line, at: tuple[int, int], line
         top = round(middle - edge / 2)
         draw.rectangle((left, top, left + edge - 1, top + edge - 1), fill=line.mark)
     draw.text((left + line.indent_px, middle), line.text, fill=_TEXT, font=font, anchor="lm")
+
+
+FRAMES_SHOWN = 4
+"""Frames of a clip that are drawn."""
+SHEET_VIEWS, SHEET_COLUMNS, SHEET_PX = 24, 8, 112
+_LARGE_PIXELS = 300_000  # larger drawings are stored as JPEG: dozens of PNG files would make a page of many megabytes
+_PAGE_HEIGHT_PX = 640
+
+
+def draw_rows(bundle: Bundle, split: Split, rows: Sequence[int]) -> list[str]:
+    """Images of a split with the looks that the bundle takes at them with its own thresholds, as data URLs."""
+    return [_drawn(bundle, *_look_at(bundle, split, row), int(split.labels[row])) for row in rows]
+
+
+def sheet_of_views(split: Split, view: ViewSettings, seed: int = 0) -> str | None:
+    """Training images with their random augmentation, in one picture; None for clips.
+
+    Each row shows one image several times, as the network sees it in different epochs.
+    """
+    count = min(len(split), SHEET_VIEWS // SHEET_COLUMNS)
+    step = max(1, len(split) // count)
+    chosen = [index * step for index in range(count)]
+    sheet = Image.new("RGB", (SHEET_COLUMNS * (SHEET_PX + 4) - 4, count * (SHEET_PX + 4) - 4), "white")
+    for column in range(SHEET_COLUMNS):
+        images, _ = next(iter(split.batches([chosen], seed + column)))
+        if images.dim() != 4:
+            return None
+        for row, image in enumerate(_pixels(images, view)):
+            picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+            picture.thumbnail((SHEET_PX, SHEET_PX))
+            sheet.paste(picture, (column * (SHEET_PX + 4), row * (SHEET_PX + 4)))
+    return data_url(sheet)
+
+
+def data_url(picture: Image.Image) -> str:
+    """A picture as a data URL for a page; large ones as JPEG."""
+    stream = io.BytesIO()
+    large = picture.width * picture.height > _LARGE_PIXELS
+    if large:
+        picture.thumbnail((_PAGE_HEIGHT_PX * 4, _PAGE_HEIGHT_PX))
+    kind = "jpeg" if large else "png"
+    picture.save(stream, format=kind, **({"quality": 85} if large else {"optimize": True}))
+    return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _look_at(bundle: Bundle, split: Split, row: int) -> tuple[Tensor, Outcome]:
+    """One image as pixels, and the bundle's outcome for it."""
+    view = bundle.settings.view
+    pixels = _pixels_of(split, row, view)
+    rule = bundle.exit_rule()
+    with torch.inference_mode():
+        outcome = look_until_sure(bundle.net, as_batch(pixels.to(bundle.device), view), rule)
+    thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
+    return pixels[0], replace(outcome, classes=bundle.classes, thresholds=thresholds, score=rule.score.name)
+
+
+def _pixels_of(split: Split, row: int, view: ViewSettings) -> Tensor:
+    """(1, 3, H, W), or (1, F, 3, H, W), uint8."""
+    if isinstance(split, MemorySplit):
+        return split.images[row][None]
+    return _pixels(next(iter(split.batches([[row]])))[0], view)
+
+
+def _pixels(images: Tensor, view: ViewSettings) -> Tensor:
+    """Normalised images (..., 3, H, W) as uint8."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _drawn(bundle: Bundle, pixels: Tensor, outcome: Outcome, label: int) -> str:
+    frames = pixels if pixels.dim() == 4 else pixels[None]
+    shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
+    boxes = [_box(outcome, focus, pixels) for focus in range(int(outcome.looks[0]) - 1)]
+    truth = bundle.classes[label]
+    pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
+    notes = [f"stopped: {outcome.stopped(0)}"]
+    return data_url(
+        draw_strip(pictures, looks_taken(outcome, 0, boxes, truth), title=f"true class: {truth}", notes=notes)
+    )
+
+
+def _box(outcome: Outcome, focus: int, pixels: Tensor) -> tuple[int, int, int, int]:
+    px = int(outcome.patch_px[0, focus])
+    where = outcome.where[0, focus][None].cpu()
+    top, left = top_left(where, pixels.shape[-2], pixels.shape[-1], px)[0].tolist()
+    return left, top, left + px, top + px

@@ -1,215 +1,79 @@
-"""Which images choose thresholds, and which others measure what they give."""
+"""Thresholds are chosen on some images and measured on others: which images these are, and what the thresholds achieve."""
 
-import functools
-from dataclasses import dataclass, replace
-from pathlib import Path
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.checking import check_files
-from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
-from glancefocus.data.media import medium_of
-from glancefocus.data.sources import DataSettings, noted_settings
-from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
-from glancefocus.data.splits import FileSplit, Row, Split
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.labelled import WHOLE
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.evaluation.assess import halves
-from glancefocus.evaluation.records import data_fingerprint, record_looks
-from glancefocus.exits.record import ABOUT_FILE, LookRecord
-from glancefocus.progress import Progress
+from glancefocus.evaluation.assess import halves, look_of_nodes, look_table
+from glancefocus.evaluation.every_look import backbone_accuracy
+from glancefocus.evaluation.records import Records
+from glancefocus.exits.budget import aim_below, check_budget, check_table, folds_for, solve_curve, solve_within
+from glancefocus.exits.curve import Point
+from glancefocus.exits.forecast import Forecast, cross_fitted, forecast_of_choosers, forecast_of_others
+from glancefocus.exits.geometric import planned_exits
+from glancefocus.exits.record import LookRecord
+from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.network.model import GlanceFocus
 
 
-class Records:
-    """The look records of a data set's splits, made when they are asked for, kept beside the bundle."""
+@dataclass(frozen=True)
+class Budgeted:
+    """Thresholds chosen for a budget, with their operating points.
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        source: str,
-        folder: Path,
-        *,
-        workers: int = 0,
-        max_bad_files: int = 10,
-        progress: Progress | None = None,
-    ) -> None:
-        """source is a data set, or the folder of one look record; folder is where records are kept."""
-        self.bundle = bundle
-        self.source = source
-        self.folder = folder
-        self.workers = workers
-        self.max_bad_files = max_bad_files
-        self.progress = progress
+    on_choosers  measured on the images that they were chosen on, which is too optimistic
+    on_others    measured on images that did not take part in choosing
+    forecast     what to expect on new images
+    binds        the budget is below the cost of taking every look at every image; False without a budget
+    """
 
-    @functools.cached_property
-    def labelled(self) -> Labelled:
-        """The data, with labels counted as the bundle counts its classes; training images are in no split but `train`."""
-        network = self.bundle.settings
-        settings = world_settings(self.source, self._trained_on, network.view, network.frames)
-        return open_labelled(
-            replace(settings, max_bad_files=self.max_bad_files),
-            network.view,
-            self.bundle.classes,
-            self.progress,
-            frames=network.frames,
-            record=self.bundle.split,
-        )
-
-    @functools.cached_property
-    def _trained_on(self) -> DataSettings | None:
-        return noted_settings(self.bundle.notes)
-
-    @property
-    def bad_files(self) -> list[str]:
-        """What is wrong with files that were skipped."""
-        return [] if self.made_before is not None else self.labelled.bad_files
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        """{name: split} of the data."""
-        return self.labelled.splits
-
-    def split(self, name: str) -> Split:
-        """One of them, or everything."""
-        return self.labelled.whole if name == WHOLE else self.splits[name]
-
-    @functools.cached_property
-    def made_before(self) -> LookRecord | None:
-        """The record that the source is, where it is one."""
-        if not (Path(self.source) / ABOUT_FILE).is_file():
-            return None
-        record = LookRecord.load(Path(self.source))
-        record.check_made_for(self.bundle.fingerprint)
-        return record
-
-    @property
-    def names(self) -> list[str]:
-        """The splits that there are."""
-        return list(self.splits) if self.made_before is None else [self.made_before.about.split]
-
-    def first_of(self, *wanted: str) -> str | None:
-        """The first of these splits that is there."""
-        return next((name for name in wanted if name in self.names), None)
-
-    def of(self, name: str) -> LookRecord:
-        """The record of a split."""
-        if self.made_before is not None:
-            return self.made_before
-        progress = self.progress
-        return record_looks(
-            self.bundle,
-            self.split(name),
-            self.folder,
-            source=self.source,
-            name=name,
-            workers=self.workers,
-            progress=None if progress is None else functools.partial(progress, f"looking at {name}"),
-        )
-
-    def to_measure(self, split: str | None = None) -> str:
-        """The split to measure on: the one that is asked for, or else test, val or what there is, but no training images."""
-        if split is None:
-            name = self.first_of("test", "val", WHOLE)
-            if name is None and self.made_before is None and self.labelled.trained:
-                raise BadData(
-                    f"all {self.labelled.trained} {self._noun} in {self.source} trained this network: nothing is left to measure "
-                    f"it on. Give other {self._noun}; --split train measures it on those that it has learnt from."
-                )
-            name = name or self.first_of("train")
-        else:
-            name = WHOLE if split == WHOLE and self.made_before is None else self.first_of(split)
-        if name is None:
-            raise BadData(f"{self.source} has no split {split!r}, only {', '.join(self.names)}.")
-        return name
-
-    def remarks(self, name: str) -> list[str]:
-        """Sentences that belong beside figures on a split: whether training images are among those measured, or were left out."""
-        if self.made_before is not None:
-            return [_TRAINED.format(f"the {self._noun} of this look record")] if name == "train" else []
-        remarks, known, noun = list(self.labelled.remarks), self._known_trained(name), self._noun
-        count = len(self.split(name))
-        if known:
-            which = f"these {known} {noun}" if known == count else f"{known} of these {count} {noun}"
-            remarks.append(_TRAINED.format(which))
-        elif self.labelled.moved and name != "train":
-            new = f" {self.labelled.new} {noun} are new since training." if self.labelled.new else ""
-            remarks.append(
-                f"{self.labelled.moved} of {len(self.labelled.whole)} {noun} in {self.source} trained this network and are left "
-                f"out.{new}"
-            )
-        elif self._trained_on is not None and self.source not in WORLDS and not self._knows_training:
-            remarks.append(
-                f"this bundle does not say which {noun} trained it, so some of these may have; figures on them are too good. "
-                "Train it again to know."
-            )
-        return remarks
-
-    @property
-    def _knows_training(self) -> bool:
-        return self.bundle.split is not None and self.bundle.split.knows_training
-
-    def _known_trained(self, name: str) -> int:
-        """How many images of a split are known to have trained the network."""
-        if self.source in WORLDS:
-            same = self._trained_on is not None and self._trained_on.source == self.source
-            return len(self.splits["train"]) if same and name in ("train", WHOLE) else 0
-        return self.labelled.trained if name in ("train", WHOLE) else 0
-
-    @property
-    def _noun(self) -> str:
-        return "images" if self.bundle.settings.frames == 1 else "clips"
-
-    def chose(self, name: str) -> bool:
-        """Whether any image of a split is among those that the bundle's thresholds were chosen on."""
-        chosen_on = self.bundle.notes.get("thresholds_data")
-        if self.made_before is not None:
-            return bool(self.made_before.about.data == chosen_on)
-        split, record = self.split(name), self.bundle.split
-        if isinstance(split, FileSplit) and record is not None:
-            was = (record.split_of(self.labelled.contents.get(file)) for file in split.files)
-            if any(then is not None and then in record.chosen_by for then in was):
-                return True
-        parts = split.parts if isinstance(split, JoinedSplit) else [split]
-        return chosen_on is not None and any(data_fingerprint(part) == chosen_on for part in parts)
-
-    def remember_choosing(self, name: str) -> None:
-        """Make the bundle remember that the images of this split chose its thresholds."""
-        split = None if self.made_before is not None else self.split(name)
-        if not isinstance(split, FileSplit):
-            return
-        record = self.bundle.split
-        if record is None:
-            record = SplitRecord.of(self.source, self.bundle.classes, [], val_share=None, seed=0)
-        contents = self.labelled.contents
-        was = {file: record.split_of(contents.get(file)) for file in split.files}
-        others: list[Row] = [
-            (CHOOSING, file, label)
-            for file, label in zip(split.files, split.labels.tolist(), strict=True)
-            if was[file] in (None, CHOOSING)
-        ]
-        added = []
-        if others:
-            medium, all_bad = medium_of(self.bundle.settings.frames), len(others)
-            hashed = check_files(
-                others, medium, read=False, hashed=lambda size: True, max_bad_files=all_bad, progress=self.progress
-            )
-            hashes = [content for content in hashed.contents if content is not None]
-            added = recorded_files(hashed.rows, hashes, Path(self.source))
-        chosen_by = sorted({then for then in was.values() if then is not None and then != CHOOSING})
-        self.bundle.split = record.with_choosing([*chosen_by, *([CHOOSING] if added else [])], added)
+    thresholds: Thresholds
+    on_choosers: Point
+    on_others: Point
+    forecast: Forecast
+    binds: bool
 
 
-_TRAINED = "{} trained this network: it has learnt them, and figures on new ones will be lower."
+def within_budget(
+    choosing: LookTable,
+    budget: float | None,
+    *,
+    measuring: LookTable | None = None,
+    solver: str | None = None,
+    seed: int = 0,
+) -> Budgeted:
+    """Thresholds that should stay within the budget on new images; without a budget the cheapest among the most accurate.
+
+    measuring  other images to measure them on; None: cross-fitting, each image with thresholds chosen on the other folds
+    """
+    binds = budget is not None and check_budget(choosing, budget)
+    aim = aim_below(choosing, budget, solver=solver, seed=seed) if budget is not None and binds else None
+
+    def choose(table: LookTable) -> Thresholds:
+        return solve_within(table, aim, solver=solver, seed=seed)
+
+    thresholds = choose(choosing)
+    if measuring is not None:
+        on_others, forecast = measuring.point(thresholds), forecast_of_others(measuring, thresholds)
+    else:
+        judged = cross_fitted(choosing, choose, folds_for(choosing), seed)
+        on_others = choosing.point_of_exits(judged.node, thresholds)
+        forecast = forecast_of_choosers(choosing, thresholds, judged)
+    return Budgeted(np.asarray(thresholds), choosing.point(thresholds), on_others, forecast, binds)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The images that thresholds are chosen on, and those that they are then measured on; rows of their records.
+    """The images that thresholds are chosen on, and the images that they are measured on, as rows of look records.
 
-    split      whose images choose
-    crosswise  the same images measure: each is judged by thresholds that were chosen without it
+    split      the split that thresholds are chosen on
+    crosswise  both are the same images: each is measured with thresholds that were chosen without it
     """
 
     choosing: LookRecord
@@ -225,11 +89,12 @@ class Choice:
 def choose_images(
     records: Records, on: str, seed: int = 0, split: str | None = None, *, in_halves: bool = False
 ) -> Choice:
-    """Held-out images choose and others measure; on="train": training images choose, as in the paper.
+    """Choose thresholds on held-out images and measure on others; on="train": choose on training images, as in the paper.
 
-    Where there is only one held-out split, all of its images choose, and each is judged by thresholds that others chose.
+    With a single held-out split all of its images take part in both, by cross-fitting: each image is measured with thresholds
+    that were chosen without it.
 
-    in_halves  then one half chooses and the other measures
+    in_halves  instead of cross-fitting, choose on one half and measure on the other
     """
     first, second = choosing_and_measuring(records, on, split)
     if second is not None:
@@ -238,7 +103,7 @@ def choose_images(
 
 
 def apart(records: Records, name: str, seed: int = 0) -> Choice:
-    """The images of a split measure, and others choose: those of val where test measures, otherwise one half of the split."""
+    """Measure on a split and choose on other images: on val if the split is test, otherwise on one half of the split."""
     return _whole(records, "val", name) if name == "test" and "val" in records.names else _halves(records, name, seed)
 
 
@@ -252,7 +117,9 @@ def _whole(records: Records, first: str, second: str) -> Choice:
 def _crosswise(records: Records, name: str) -> Choice:
     record = _enough(records, name)
     rows, words = np.arange(record.about.images), f"{record.about.source}, {name}"
-    return Choice(record, rows, record, rows, words, f"{words}, each by thresholds that others chose", name, True)
+    return Choice(
+        record, rows, record, rows, words, f"{words}, each image with thresholds chosen on the others", name, True
+    )
 
 
 def _halves(records: Records, name: str, seed: int) -> Choice:
@@ -265,26 +132,26 @@ def _halves(records: Records, name: str, seed: int) -> Choice:
 
 
 def _enough(records: Records, name: str) -> LookRecord:
-    """The record of a split that is to choose and to measure."""
+    """The record of a split that is used both for choosing and for measuring."""
     record = records.of(name)
     source, count = record.about.source, record.about.images
     if count < 4:
         raise BadData(
             f"thresholds are chosen on some images and measured on others, but {source} has {count}"
-            f"{'' if name == WHOLE else f' in {name}'}. Give at least 4 images, better some hundred."
+            f"{'' if name == WHOLE else f' in {name}'}. Give at least 4 images; some hundreds are better."
         )
     return record
 
 
 def choosing_and_measuring(records: Records, on: str, split: str | None = None) -> tuple[str, str | None]:
-    """The split that chooses and the one that measures; None: the same.
+    """The split that thresholds are chosen on, and the one that they are measured on; None: the same.
 
-    split  that is to choose; None: by `on`, held-out images or training images
+    split  the split to choose on; None: decided by `on`, held-out or training images
     """
     if on not in ("held-out", "train"):
         raise BadSetting(f"thresholds are chosen on 'held-out' or 'train' images, but got {on!r}.")
     if on == "train" and split not in (None, "train"):
-        raise BadSetting(f"--on train and --split {split} say different things. Leave one of them out.")
+        raise BadSetting(f"--on train and --split {split} contradict each other. Leave one of them out.")
     if on == "train" or split == "train":
         if records.first_of("train") is None:
             raise BadData(f"{records.source} has no training images. Leave --on out, or name data with train/.")
@@ -293,6 +160,67 @@ def choosing_and_measuring(records: Records, on: str, split: str | None = None) 
     return first, records.first_of("test") if first == "val" else None
 
 
-def looks_folder(bundle_folder: Path) -> Path:
-    """Where the look records of a bundle are kept: beside it."""
-    return bundle_folder.absolute().with_name(f"{bundle_folder.absolute().name}-looks")
+@dataclass(frozen=True)
+class SameAccuracy:
+    """The operating point at which a bundle is as accurate as its plain backbone, and images to measure time on.
+
+    images                       (N, ...) normalised; the same share as of all images leaves after each look
+    accuracy, backbone_accuracy  on the images measured_on; the thresholds were chosen on other images, chosen_on
+    """
+
+    images: Tensor
+    thresholds: Sequence[float] | Sequence[Sequence[float]]
+    accuracy: float
+    backbone_accuracy: float
+    measured_on: str
+    chosen_on: str
+
+
+def at_backbone_accuracy(
+    records: Records, backbone: GlanceFocus, image_count: int, *, split: str | None = None
+) -> SameAccuracy:
+    """The thresholds that make a bundle as accurate as the backbone at the lowest cost, and this many images of the data.
+
+    The thresholds are chosen on validation images and measured on test images, or on halves of the data if it has one split.
+    """
+    bundle = records.bundle
+    if records.made_before is not None:
+        raise BadSetting("time is measured by looking at images, which a look record does not hold. Name the data.")
+    name = records.to_measure(split)
+    choice = apart(records, name)
+    choosing = look_table(bundle, choice.choosing).rows(choice.choosing_rows)
+    table = look_table(bundle, choice.measuring).rows(choice.measuring_rows)
+    check_table(choosing)
+    measured = records.split(name)
+    wanted = backbone_accuracy(backbone, records.split(choice.split), rows=choice.choosing_rows.tolist())
+    thresholds = np.asarray(cheapest_as_accurate(solve_curve(choosing), wanted)["thresholds"], dtype=np.float32)
+    point = table.point(thresholds)
+    rows = [int(choice.measuring_rows[row]) for row in representative_rows(table, thresholds, image_count)]
+    order = [rows[start : start + 64] for start in range(0, len(rows), 64)]
+    images = torch.cat([images for images, _ in measured.batches(order, None, records.workers)])
+    return SameAccuracy(
+        images=images.to(bundle.device),
+        thresholds=point["thresholds"],
+        accuracy=float(point["accuracy"]),
+        backbone_accuracy=backbone_accuracy(backbone, measured, rows=choice.measuring_rows.tolist()),
+        measured_on=choice.measuring_words,
+        chosen_on=choice.choosing_words,
+    )
+
+
+def cheapest_as_accurate(curve: list[Point], accuracy: float) -> Point:
+    """The cheapest point with at least this accuracy; if there is none, the most accurate point."""
+    good = [point for point in curve if point["accuracy"] >= accuracy]
+    if good:
+        return min(good, key=lambda point: float(point["mean_macs"]))
+    return max(curve, key=lambda point: (point["accuracy"], -point["mean_macs"]))
+
+
+def representative_rows(table: LookTable, thresholds: Thresholds, count: int) -> list[int]:
+    """Rows of the table among which the same share leaves after each look as among all; rows repeat if there are too few."""
+    looks = look_of_nodes(table)[table.exits(thresholds)] + 1
+    shares = np.bincount(looks, minlength=table.looks + 1)[1:] / len(looks)
+    queues: dict[int, Iterator[int]] = {
+        look: itertools.cycle(np.flatnonzero(looks == look).tolist()) for look in range(1, table.looks + 1)
+    }
+    return [next(queues[look]) for look in planned_exits(shares.tolist(), count)]

@@ -1,7 +1,8 @@
-"""What a network answers after every look, over a whole split."""
+"""What a network answers after every look at a split, with its learnt aims and with aims that are not learnt."""
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split, in_order, scene_batches
-from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits
+from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.evaluation.assess import look_table, own_thresholds, point_with_exits, random_rows
 from glancefocus.evaluation.records import record_looks
+from glancefocus.evaluation.verdict import Share, paired_interval
 from glancefocus.exits.curve import Point
 from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
@@ -26,15 +29,12 @@ from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.region import top_left, whole
 from glancefocus.scene import Scene, as_batch
-from glancefocus.settings import NetworkSettings
+from glancefocus.settings import NetworkSettings, from_plain
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An outcome in which nobody left early, with the true labels.
-
-    where  in outcome, of all focus looks
-    """
+    """The outcome of taking every look at every image, with the true labels."""
 
     outcome: Outcome
     labels: Tensor
@@ -47,14 +47,14 @@ class Evaluation:
 
     @property
     def surely_right(self) -> float:
-        """The mean confidence of all looks at all images, in which a wrong answer counts for nothing."""
+        """The mean confidence over all looks and images, with 0 for a wrong answer."""
         right = self.outcome.answer_after == self.labels[:, None]
         return float((self.outcome.confidence_after * right).mean())
 
     def hit_rate_per_focus(self, boxes: Tensor) -> list[float]:
-        """Share of patches that hold the whole of what there is to find, among images where there is something.
+        """The share of patches that contain the whole object, among images with an object, for each focus look.
 
-        boxes  (N, 4) as (top, left, bottom, right) in px; NaN where there is nothing
+        boxes  (N, 4) as (top, left, bottom, right) in px; NaN where there is no object
         """
         boxes = boxes.to(self.outcome.where.device)
         there = ~boxes.isnan().any(dim=1)
@@ -86,9 +86,9 @@ def evaluate_every_look(
 ) -> Evaluation:
     """Every look at every image of a split; the network's mode is put back afterwards.
 
-    policy  who aims; None: the network's own
+    policy  None: the network's own
     rows    only these images
-    glance  who makes the first look at a scene of these images of the split; None: the network
+    glance  computes the first look from (scene, rows of the split); None: the network does
     """
     policy = net.policy if policy is None else policy
     looks = net.settings.looks if looks is None else looks
@@ -106,7 +106,7 @@ def evaluate_every_look(
             scene = as_batch(images.to(device), net.settings.view)
             looking = net if glance is None else KnownGlance(net, glance(scene, indexes))
             outcome = look_until_sure(looking, scene, every_look(looks), policy)
-            # The logits of a large split would not fit; nothing here needs them.
+            # The logits of a large split would not fit into memory, and nothing here needs them.
             parts.append(replace(outcome, logits=outcome.logits[:, :0]))
             labels.append(truth)
             done += len(truth)
@@ -116,21 +116,21 @@ def evaluate_every_look(
     return Evaluation(Outcome.join(parts), torch.cat(labels).to(device), image_hw)
 
 
-# What an encoder sees in one go: 24 photographs of 224x224 px. More are hardly faster, and take as much more memory.
-PIXELS_AT_ONCE = 24 * 224 * 224
+# The pixels of 24 photographs of 224x224 px. Larger batches are hardly faster, and need more memory.
+PIXELS_AIMS_BATCH = 24 * 224 * 224
 
 
 def seen_at_once(settings: NetworkSettings, px: int | None = None, most: int = 64) -> int:
-    """How many images or clips an encoder sees in one go, whole or shrunk to px; of large ones fewer, for the sake of memory."""
+    """The batch size for an encoder: images or clips, whole or resized to px; smaller for large ones, to save memory."""
     view = settings.view
     pixels = (view.height_px * view.width_px if px is None else px * px) * settings.frames
-    return max(1, min(most, PIXELS_AT_ONCE // pixels))
+    return max(1, min(most, PIXELS_AIMS_BATCH // pixels))
 
 
 def backbone_accuracy(
     net: GlanceFocus, split: Split, batch_size: int = 64, rows: list[int] | None = None, px: int | None = None
 ) -> float:
-    """Share of right answers of the focus encoder alone on whole images, or on images shrunk to px: the plain backbone.
+    """The accuracy of the plain backbone: the focus encoder alone on whole images, or on images resized to px.
 
     batch_size  at most, see seen_at_once
     """
@@ -152,11 +152,11 @@ def backbone_accuracy(
 
 @dataclass(frozen=True)
 class Comparison:
-    """All figures on one split that no weight or threshold was chosen on; the point for the ratio is read off its curve.
+    """A bundle on one split that took no part in training or in choosing thresholds, against other aims and the backbone.
 
-    curve                         operating points: mean_macs, accuracy, thresholds, exits_per_look
+    curve                         the bundle's operating points, measured on this split
     chosen                        the point of the bundle's own thresholds, with accuracy_of_exits
-    mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None where
+    mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None if
                                   neither an operating point nor a fixed number of looks reaches it
     """
 
@@ -177,14 +177,14 @@ class Comparison:
 
 
 def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0) -> Comparison:
-    """Measure everything on this split."""
+    """Measure a bundle on this split; backbone_accuracy is that of its plain backbone on the same images, if it is known."""
     net, px = bundle.net, max(bundle.settings.patch_px)
     learnt = evaluate_every_look(net, split, workers=workers)
     at_random = evaluate_every_look(net, split, RandomPolicy(px, torch.Generator().manual_seed(1)), workers=workers)
     corners = evaluate_every_look(net, split, CentreCornerPolicy(px), workers=workers)
     table = table_of(learnt, bundle) if len(bundle.settings.patch_px) == 1 else _tree(bundle, split, workers)
     curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
-    fixed = [table.point(thresholds) for thresholds in _so_many_looks(table)]
+    fixed = [table.point(thresholds) for thresholds in _fixed_looks(table)]
     return Comparison(
         accuracy_per_look=learnt.accuracy_per_look,
         accuracy_per_look_random_aims=at_random.accuracy_per_look,
@@ -195,7 +195,7 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
         backbone_accuracy=backbone_accuracy,
         backbone_macs=bundle.costs.backbone_macs,
         mac_ratio_at_backbone_accuracy=mac_ratio(curve + fixed, backbone_accuracy, bundle.costs.backbone_macs),
-        curve=sorted(curve, key=lambda point: point["mean_macs"]),
+        curve=sorted(curve, key=lambda point: float(point["mean_macs"])),
         chosen=point_with_exits(table, own_thresholds(bundle)),
     )
 
@@ -205,8 +205,8 @@ def table_of(evaluation: Evaluation, bundle: Bundle) -> LookTable:
     return LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, bundle.costs.macs_after_look)
 
 
-def _so_many_looks(table: LookTable) -> list[NDArray[np.float32]]:
-    """Thresholds by which every image takes exactly so many looks, for each number; none with several patch sizes."""
+def _fixed_looks(table: LookTable) -> list[NDArray[np.float32]]:
+    """For each number of looks, thresholds with which every image takes exactly that many; none with several patch sizes."""
     if table.sizes > 1:
         return []
     numbers = np.arange(1, table.looks + 1)
@@ -220,8 +220,111 @@ def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
 
 
 def mac_ratio(curve: list[Point], accuracy: float | None, backbone_macs: int) -> float | None:
-    """Backbone's multiply-adds over those of the cheapest operating point that is at least as accurate."""
+    """The backbone's multiply-adds divided by those of the cheapest operating point with at least this accuracy."""
     if accuracy is None:
         return None
     good = [point["mean_macs"] for point in curve if point["accuracy"] >= accuracy]
     return backbone_macs / min(good) if good else None
+
+
+MOST_IMAGES = 1000
+RANDOM_DRAWS = 2
+"""Passes with random aims, which are averaged: the result of a single pass depends on the draw."""
+AIMS_BATCH = 64
+
+Interval = tuple[float, float, float]
+"""The mean of paired differences, and both ends of its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class AimsCheck:
+    """Accuracy after each look with learnt, random and centre aims, and how much better learnt aims are.
+
+    over_random, over_centre  the gain in accuracy of learnt aims, averaged over the focus looks; centre: the centre first, then
+                              the corners
+    better                    both intervals are above zero
+    sentence                  the same in words; if learnt aims are not better, with advice
+    """
+
+    better: bool
+    sentence: str
+    images: int = 0
+    accuracy_learnt: tuple[Share, ...] = ()
+    accuracy_random: tuple[Share, ...] = ()
+    accuracy_centre: tuple[Share, ...] = ()
+    over_random: Interval = (0.0, 0.0, 0.0)
+    over_centre: Interval = (0.0, 0.0, 0.0)
+
+    def to_plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def noted_aims(notes: Mapping[str, Any]) -> AimsCheck | None:
+    """The comparison of aims in a bundle's notes, checked; None if there is none."""
+    if notes.get("aims") is None:
+        return None
+    try:
+        return from_plain(AimsCheck, notes["aims"], "notes.aims")
+    except BadSetting as error:
+        raise BadBundle(f"the bundle is damaged: {error}") from None
+
+
+def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, workers: int = 0) -> AimsCheck:
+    """Compare the network's own policy with random and centre aims, on `most` images at most; its mode is put back."""
+    px = max(net.settings.patch_px)
+    rows = random_rows(len(split), most)
+    order = [rows[start : start + AIMS_BATCH].tolist() for start in range(0, len(rows), AIMS_BATCH)]
+    generator = torch.Generator().manual_seed(1)
+    ways: list[Policy] = [net.policy, CentreCornerPolicy(px), *[RandomPolicy(px, generator)] * RANDOM_DRAWS]
+    was_training, device = net.training, next(net.parameters()).device
+    net.eval()
+    parts: list[list[Tensor]] = [[] for _ in ways]
+    with torch.inference_mode():
+        for images, labels in scene_batches(split, net.settings.view, order, None, workers):
+            scene = as_batch(images.to(device), net.settings.view)
+            known = KnownGlance(net, net.glance(scene))
+            for policy, part in zip(ways, parts, strict=True):
+                outcome = look_until_sure(known, scene, every_look(net.settings.looks), policy)
+                part.append(outcome.answer_after.cpu() == labels[:, None])
+    net.train(was_training)
+    learnt, centre, *random = (torch.cat(part).numpy().astype(np.float64) for part in parts)
+    return aims_check(learnt, np.mean(random, axis=0), centre)
+
+
+def aims_check(learnt: NDArray[np.float64], random: NDArray[np.float64], centre: NDArray[np.float64]) -> AimsCheck:
+    """The comparison of (N, looks) right answers with each kind of aims; the first look is the glance, which has no aim."""
+    over_random, over_centre = (
+        paired_interval((learnt[:, 1:] - other[:, 1:]).mean(axis=1)) for other in (random, centre)
+    )
+    better = over_random[1] > 0 and over_centre[1] > 0
+    after_look = [tuple(each.mean(axis=0).tolist()) for each in (learnt, random, centre)]
+    return AimsCheck(
+        images=len(learnt),
+        accuracy_learnt=after_look[0],
+        accuracy_random=after_look[1],
+        accuracy_centre=after_look[2],
+        over_random=over_random,
+        over_centre=over_centre,
+        better=better,
+        sentence=_sentence(len(learnt), over_random, over_centre, better),
+    )
+
+
+def _sentence(images: int, over_random: Interval, over_centre: Interval, better: bool) -> str:
+    facts = (
+        f"{_points(over_random)} over random aims, {_points(over_centre)} over aims at the centre and the corners "
+        f"(accuracy of the focus looks, {images:,} validation images)"
+    )
+    if better:
+        return f"Learnt aims improve accuracy: {facts}."
+    return (
+        f"Learnt aims are not measurably better than aims that are not learnt: {facts}. Try larger patches (--patch-px), more "
+        "epochs of stage 1 (--set recognise.epochs=...), the stage point before stage 2 (--stages initialise,1,point,2,3), or "
+        "wider exploration (--set aim.deviation=0.2)."
+    )
+
+
+def _points(interval: Interval) -> str:
+    mean, low, high = (100 * value for value in interval)
+    return f"{mean:+.1f} points ({low:+.1f} to {high:+.1f})"

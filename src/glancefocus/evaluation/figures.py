@@ -1,36 +1,62 @@
-"""Figures as SVG text or PNG bytes: labelled, with units, in colours that colour-blind people tell apart."""
+"""Figures of the report as SVG text or PNG bytes: labelled, with units, in colours for colour-blind readers."""
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
-from glancefocus.evaluation.findings import Findings
-from glancefocus.exits.curve import Point, mean_cost
+from glancefocus.escaping import figure_text
+from glancefocus.evaluation.assess import Answers, Findings, confusion
+from glancefocus.evaluation.calibration import Bin
+from glancefocus.evaluation.verdict import Kind, RivalPoint, Verdict
+from glancefocus.exits.curve import Point
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
 PURPLE = "#CC79A7"
 PNG_DOTS_PER_INCH = 150
-_TRAINING_INCHES = (5.4, 3.8)
+WIDTH, HEIGHT, BARS_HEIGHT, TRAINING_HEIGHT = 5.4, 4.2, 3.2, 3.8  # inches; the page shows two figures side by side
 _LEAST_NAMED_SHARE = 0.12  # of all epochs: the name of a shorter stage does not fit above it
 LOG_FROM_RATIO = 4.0
-# (up to this ratio of dearest to cheapest, ticks in each decade): as many as there is room for.
+# (up to this ratio of highest to lowest cost, ticks in each decade): as many as there is room for.
 LOG_TICKS = ((10, (1, 1.5, 2, 3, 4, 6, 8)), (30, (1, 2, 3, 5)), (500, (1, 2, 5)), (float("inf"), (1,)))
+# Lines differ in marker and dashes as well as in colour. The first two, and a black star, are used in the trade-off figure.
+LINES: tuple[dict[str, Any], ...] = (
+    {"color": BLUE, "marker": "o", "linestyle": "-"},
+    {"color": ORANGE, "marker": "s", "linestyle": "--"},
+    {"color": GREEN, "marker": "^", "linestyle": "-."},
+    {"color": PURPLE, "marker": "v", "linestyle": (0, (4, 1, 1, 1, 1, 1))},
+    {"color": RED, "marker": "D", "linestyle": (0, (1, 1))},
+    {"color": GREY, "marker": "P", "linestyle": (0, (6, 2))},
+    {"color": SKY, "marker": "X", "linestyle": (0, (3, 1, 1, 1))},
+)
+RIVALS: dict[Kind, dict[str, Any]] = {
+    "backbone": {"color": RED, "marker": "D", "label": "backbone, whole image"},
+    "resized": {"color": ORANGE, "marker": "s", "label": "backbone, resized images"},
+    "tuned": {"color": PURPLE, "marker": "v", "label": "backbone tuned at that size"},
+    "cascade": {"color": GREEN, "marker": "^", "label": "cascade of sizes"},
+    "glancefocus": {"color": BLUE, "marker": "o", "label": "glancefocus"},
+}
+HATCHES = ("", "///", "...", "xxx", "|||", "---")
+AREAS = (SKY, ORANGE, GREEN, PURPLE, "#F0E442", GREY)
+MOST_NUMBERED = 15
+"""A confusion matrix of more classes has no numbers in its cells."""
 
 
-def new_figure(width: float = 6.4, height: float = 4.0) -> tuple[Figure, Any]:
-    """A figure of so many inches with one pair of axes, and those axes."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
+def new_figure(height: float = HEIGHT, **panels: Any) -> tuple[Figure, Any]:
+    """A figure of this height in inches and its axes; panels: arguments of Figure.subplots for several axes."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(**panels)
+    for each in np.atleast_1d(axes):
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(alpha=0.25)
+        each.set_axisbelow(True)
     return figure, axes
 
 
@@ -38,7 +64,7 @@ def as_svg(figure: Figure) -> str:
     """The figure as an <svg> element, the same bytes for the same figure."""
     stream = io.StringIO()
     with rc_context({"svg.hashsalt": "glancefocus"}):
-        # No metadata: it differs from day to day, and holds addresses in a page that needs none.
+        # No metadata: it contains the date, which differs between runs, and web addresses.
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = stream.getvalue()
     return text[text.index("<svg") :]
@@ -52,12 +78,12 @@ def as_png(figure: Figure) -> bytes:
 
 
 def look_names(looks: int) -> list[str]:
-    """What the looks are called under an axis or over a column: the first one is the glance."""
+    """The names of the looks, for axes and tables: glance, look 2, look 3, ..."""
     return ["glance", *(f"look {look}" for look in range(2, looks + 1))]
 
 
 def cost_axis(axes: Any, words: str) -> None:
-    """Name the axis across, and make it logarithmic where what is drawn is far apart; words lack their last bracket."""
+    """Name both axes, and make the cost axis logarithmic if the costs are far apart; words end before the closing bracket."""
     axes.set_ylabel("accuracy (%)")
     low, high = axes.dataLim.intervalx
     if not (low > 0 and high > LOG_FROM_RATIO * low):
@@ -73,38 +99,14 @@ def cost_axis(axes: Any, words: str) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def curve_figure(
-    curve: Sequence[Point], backbone: tuple[float, float] | None, per_look: Sequence[tuple[float, float]]
-) -> Figure:
-    """Accuracy over multiply-adds: early exit, a fixed number of looks, and the plain backbone.
-
-    backbone, per_look  (multiply-adds, accuracy)
-    """
-    figure, axes = new_figure()
-    points = sorted((p["mean_macs"] / 1e6, 100 * p["accuracy"]) for p in curve)
-    axes.plot(
-        [m for m, _ in points], [a for _, a in points], "-o", color=BLUE, markersize=3.5, label="stops above thresholds"
-    )
-    axes.plot([m / 1e6 for m, _ in per_look], [100 * a for _, a in per_look], "--s", color=ORANGE, markersize=5,
-              label="fixed number of looks")  # fmt: skip
-    if backbone is not None:
-        axes.plot(backbone[0] / 1e6, 100 * backbone[1], "D", color=RED, markersize=8, label="backbone, whole image")
-        axes.axhline(100 * backbone[1], color=RED, linewidth=0.8, alpha=0.5)
-    cost_axis(axes, "multiply-adds per image (millions")
-    axes.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def exits_figure(
-    exits_per_look: Sequence[int], accuracy_of_exits: Sequence[float | None], width: float = 4.8, height: float = 4.0
-) -> Figure:
-    """How many images left after each look, and how many of them were right."""
-    figure, axes = new_figure(width, height)
+def exits_figure(exits_per_look: Sequence[int], accuracy_of_exits: Sequence[float | None]) -> Figure:
+    """The share of images that stop after each look, and the accuracy of their answers."""
+    figure, axes = new_figure(BARS_HEIGHT)
     total = sum(exits_per_look)
     shares = [100 * count / total for count in exits_per_look]
     bars = axes.bar(range(1, len(shares) + 1), shares, color=SKY, edgecolor=BLUE)
     for bar, accuracy in zip(bars, accuracy_of_exits, strict=True):
-        text = "" if accuracy is None else f"{100 * accuracy:.0f} % right"
+        text = "" if accuracy is None else f"{100 * accuracy:.0f} % correct"
         axes.annotate(text, (bar.get_x() + bar.get_width() / 2, bar.get_height()), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(1, len(shares) + 1), look_names(len(shares)))
     axes.set_ylabel("images that stop here (%)")
@@ -112,135 +114,117 @@ def exits_figure(
     return figure
 
 
-def aims_figure(rows: dict[str, Sequence[float]]) -> Figure:
-    """Accuracy after each look for several ways of aiming."""
-    figure, axes = new_figure(4.8)
-    styles = (("-o", BLUE), ("--s", ORANGE), (":^", GREEN))
-    for (name, values), (style, colour) in zip(rows.items(), styles, strict=False):
-        axes.plot(range(1, len(values) + 1), [100 * v for v in values], style, color=colour, label=name)
+def aims_figure(rows: Mapping[str, Sequence[float]]) -> Figure:
+    """Accuracy after each look, one line for each kind of aims."""
+    figure, axes = new_figure()
+    for style, (name, values) in zip(cycle(LINES), rows.items(), strict=False):
+        axes.plot(range(1, len(values) + 1), [100 * value for value in values], label=name, **style)
     axes.set_xticks(range(1, max(map(len, rows.values())) + 1))
     axes.set_xlabel("looks (the first is the glance)")
     axes.set_ylabel("accuracy (%)")
-    axes.legend(frameon=False)
-    return figure
+    return _with_legend(figure, axes, columns=len(rows))
 
 
-def training_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
-    """Validation accuracy after every epoch of every stage; the stages are told apart by shading and named."""
-    figure, axes = new_figure(*_TRAINING_INCHES)
-    looks = max((len(row["val_accuracy"]) for row in metrics), default=1)
+class Epoch(TypedDict):
+    """One epoch of training, as it is drawn: the stage, validation accuracy after each look, and the mean loss."""
+
+    stage: str
+    stage_number: int
+    val_accuracy: list[float]
+    loss: NotRequired[float]
+
+
+def training_figure(epochs: Sequence[Epoch]) -> Figure:
+    """Validation accuracy after every epoch of every stage; stages are named and shaded."""
+    figure, axes = new_figure(TRAINING_HEIGHT)
+    looks = max((len(row["val_accuracy"]) for row in epochs), default=1)
     colours = (GREY, ORANGE, GREEN, BLUE, SKY, RED)
     for look in range(looks):
-        xs = [x for x, row in enumerate(metrics, start=1) if len(row["val_accuracy"]) > look]
-        ys = [100 * row["val_accuracy"][look] for row in metrics if len(row["val_accuracy"]) > look]
+        xs = [x for x, row in enumerate(epochs, start=1) if len(row["val_accuracy"]) > look]
+        ys = [100 * row["val_accuracy"][look] for row in epochs if len(row["val_accuracy"]) > look]
         name = "first answer" if look == 0 else f"after look {look + 1}"
         axes.plot(xs, ys, "o", markersize=3.5, color=colours[look % len(colours)], label=name)
-    _name_stages(axes, metrics)
+    _name_stages(axes, epochs)
     axes.set_xlabel("epoch")
     axes.set_ylabel("validation accuracy (%)")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
-def loss_figure(metrics: Sequence[dict[str, Any]]) -> Figure:
+def loss_figure(epochs: Sequence[Epoch]) -> Figure:
     """The mean loss of every epoch of every stage."""
-    figure, axes = new_figure(*_TRAINING_INCHES)
-    points = [(x, row["loss"], row["stage_number"]) for x, row in enumerate(metrics, start=1) if "loss" in row]
+    figure, axes = new_figure(TRAINING_HEIGHT)
+    points = [(x, row["loss"], row["stage_number"]) for x, row in enumerate(epochs, start=1) if "loss" in row]
     for number in sorted({stage for _, _, stage in points}):
         own = [(x, loss) for x, loss, stage in points if stage == number]
         axes.plot(*zip(*own, strict=True), "o-", markersize=3.5, color=BLUE)
-    _name_stages(axes, metrics)
+    _name_stages(axes, epochs)
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
     return figure
 
 
-def _name_stages(axes: Any, metrics: Sequence[dict[str, Any]]) -> None:
+def _name_stages(axes: Any, epochs: Sequence[Epoch]) -> None:
     """Shade every second stage and write its name above it."""
-    lengths = Counter(row["stage_number"] for row in metrics)
+    lengths = Counter(row["stage_number"] for row in epochs)
     slanted = any(
-        length < _LEAST_NAMED_SHARE * len(metrics) for length in lengths.values()
-    )  # side by side they would overlap
+        length < _LEAST_NAMED_SHARE * len(epochs) for length in lengths.values()
+    )  # otherwise names would overlap
     turned: dict[str, Any] = {"rotation": 35, "ha": "left"} if slanted else {"ha": "center"}
     start = 1
-    for x, row in enumerate(metrics, start=1):
-        last = x == len(metrics) or metrics[x]["stage_number"] != row["stage_number"]
+    for x, row in enumerate(epochs, start=1):
+        last = x == len(epochs) or epochs[x]["stage_number"] != row["stage_number"]
         if last:
             axes.axvspan(start - 0.5, x + 0.5, color=GREY, alpha=0.10 if row["stage_number"] % 2 else 0.0, linewidth=0)
             axes.text((start + x) / 2, 1.01, row["stage"], transform=axes.get_xaxis_transform(), fontsize=9, **turned)
             start = x + 1
 
 
-# Never colour alone: the markers differ as well.
-STYLES: dict[str, dict[str, Any]] = {
-    "backbone": {"color": RED, "marker": "D", "label": "backbone, whole image"},
-    "resized": {"color": ORANGE, "marker": "s", "label": "backbone, resized images"},
-    "tuned": {"color": PURPLE, "marker": "v", "label": "the same, tuned at that size"},
-    "cascade": {"color": GREEN, "marker": "^", "label": "cascade of sizes"},
-    "glancefocus": {"color": BLUE, "marker": "o", "label": "glancefocus"},
-}
-
-
-def rivals_figure(verdict: dict[str, Any], width: float = 6.4, height: float = 4.6) -> Figure:
-    """Every point of a verdict (Verdict.to_plain()) with the 95 % interval of its accuracy; sizes are written beside the points."""
-    figure, axes = new_figure(width, height)
-    points = verdict["points"]
-    alone = sorted((p for p in points if p["kind"] in ("backbone", "resized")), key=lambda p: float(p["mean_macs"]))
-    _rival_line(axes, alone, "resized", "-")
-    _rival_line(axes, verdict["cascade_curve"], "cascade", "--")
-    for kind, style in STYLES.items():
-        own = [p for p in points if p["kind"] == kind]
+def rivals_figure(verdict: Verdict) -> Figure:
+    """Every method of a verdict with the 95 % interval of its accuracy; image sizes are written beside the points."""
+    figure, axes = new_figure(4.6)
+    points = verdict.points
+    untuned = sorted((p for p in points if p.kind in ("backbone", "resized")), key=lambda p: p.mean_macs)
+    _rival_line(axes, untuned, "resized", "-")
+    _rival_line(axes, verdict.cascade_curve, "cascade", "--")
+    for kind, style in RIVALS.items():
+        own = [p for p in points if p.kind == kind]
         if not own:
             continue
-        accuracy = [100 * p["accuracy"] for p in own]
-        down = [100 * max(0.0, p["accuracy"] - p["accuracy_low"]) for p in own]
-        up = [100 * max(0.0, p["accuracy_high"] - p["accuracy"]) for p in own]
-        beside = 1.02 if kind == "tuned" else 1.0  # not onto the point of the same size as it is
-        axes.errorbar([beside * p["mean_macs"] / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
+        accuracy = [100 * p.accuracy for p in own]
+        down = [100 * max(0.0, p.accuracy - p.accuracy_low) for p in own]
+        up = [100 * max(0.0, p.accuracy_high - p.accuracy) for p in own]
+        beside = 1.02 if kind == "tuned" else 1.0  # so that it does not cover the untuned point of the same size
+        axes.errorbar([beside * p.mean_macs / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
                       elinewidth=1.2,
                       markersize=9 if kind == "glancefocus" else 6, zorder=4 if kind == "glancefocus" else 3, **style)  # fmt: skip
         for point in own:
-            if len(point["px"]) == 1 and kind != "tuned":
-                axes.annotate(_size(point), (point["mean_macs"] / 1e6, 100 * point["accuracy"]), xytext=(5, -11),
+            if len(point.px) == 1 and kind != "tuned":
+                axes.annotate(_size(point), (point.mean_macs / 1e6, 100 * point.accuracy), xytext=(5, -11),
                               textcoords="offset points", fontsize=8, color=style["color"])  # fmt: skip
     axes.margins(x=0.09)
     cost_axis(axes, "multiply-adds per image (millions")
-    axes.set_ylabel(f"accuracy (%), 95 % intervals, {verdict['images']:,} images")
+    axes.set_ylabel(f"accuracy (%), 95 % intervals, {verdict.images:,} images")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
-def _rival_line(axes: Any, points: list[dict[str, Any]], kind: str, dashes: str) -> None:
+def _rival_line(axes: Any, points: Sequence[RivalPoint], kind: Kind, dashes: str) -> None:
     if len(points) > 1:
-        axes.plot([p["mean_macs"] / 1e6 for p in points], [100 * p["accuracy"] for p in points], dashes, linewidth=1,
-                  color=STYLES[kind]["color"], alpha=0.6)  # fmt: skip
+        axes.plot([p.mean_macs / 1e6 for p in points], [100 * p.accuracy for p in points], dashes, linewidth=1,
+                  color=RIVALS[kind]["color"], alpha=0.6)  # fmt: skip
 
 
-def _size(point: dict[str, Any]) -> str:
-    (height, width), *_ = point["px"]
+def _size(point: RivalPoint) -> str:
+    height, width = point.px[0]
     return f"{height} px" if height == width else f"{height}x{width} px"
 
 
-WIDTH, HEIGHT, BARS_HEIGHT = 5.4, 4.2, 3.2  # inches; two figures stand side by side in the page
-# Never colour alone: marker and dashes differ as well. Blue circles, orange squares and the black star are taken in the trade-off.
-LINES: tuple[dict[str, Any], ...] = (
-    {"color": BLUE, "marker": "o", "linestyle": "-"},
-    {"color": ORANGE, "marker": "s", "linestyle": "--"},
-    {"color": GREEN, "marker": "^", "linestyle": "-."},
-    {"color": PURPLE, "marker": "v", "linestyle": (0, (4, 1, 1, 1, 1, 1))},
-    {"color": RED, "marker": "D", "linestyle": (0, (1, 1))},
-    {"color": GREY, "marker": "P", "linestyle": (0, (6, 2))},
-    {"color": SKY, "marker": "X", "linestyle": (0, (3, 1, 1, 1))},
-)
-HATCHES = ("", "///", "...", "xxx", "|||", "---")
-AREAS = (SKY, ORANGE, GREEN, PURPLE, "#F0E442", GREY)
-
-
 def draw_findings(findings: Findings) -> dict[str, Figure]:
-    """Every figure that these findings have numbers for, by the name of its file."""
+    """Every figure for which these findings have numbers, by the name of its file."""
     figures = {"accuracy_per_look": accuracy_per_look_figure(findings.accuracy_after_look)}
     chosen = findings.chosen
-    figures["exits"] = exits_figure(chosen["exits_per_look"], chosen["accuracy_of_exits"], WIDTH, BARS_HEIGHT)
+    figures["exits"] = exits_figure(chosen["exits_per_look"], chosen["accuracy_of_exits"])
     if findings.curve:
         figures["accuracy_over_macs"] = trade_off_figure(findings, "macs")
         figures["expected_looks"] = expected_looks_figure(findings.curve, chosen)
@@ -252,7 +236,7 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         figures["exit_scores"] = exit_scores_figure(findings.scores)
     if findings.reliability:
         figures["reliability"] = reliability_figure(findings.reliability, findings.calibration_error)
-    if findings.verdict is not None and findings.verdict["points"]:
+    if findings.verdict is not None and findings.verdict.points:
         figures["rivals"] = rivals_figure(findings.verdict)
     return figures
 
@@ -264,30 +248,31 @@ def expected_looks(point: Point) -> float:
 
 
 def patches_per_size(point: Point) -> list[int]:
-    """How many patches of each size all focus looks took together; the glance is none of them."""
+    """How many patches of each size all focus looks took together; the glance is not counted."""
     return [sum(counts) for counts in zip(*point.get("patches_per_look_and_size", ()), strict=True)]
 
 
 def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
-    """Accuracy over what an image costs on average: early exit, one patch size, a fixed number of looks."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    """Accuracy over the mean cost of an image: early exit, one patch size, a fixed number of looks."""
+    figure, axes = new_figure()
+    cost: Literal["mean_macs", "mean_ms"] = "mean_macs" if unit == "macs" else "mean_ms"
     scale = 1e6 if unit == "macs" else 1.0
-    curve = sorted(findings.curve, key=lambda point: mean_cost(point, unit))
-    costs = [mean_cost(point, unit) / scale for point in curve]
-    label = "stops above thresholds" if len(findings.patch_px) == 1 else "stops above thresholds, sizes chosen"
+    curve = sorted(findings.curve, key=lambda point: float(point[cost]))
+    costs = [point[cost] / scale for point in curve]
+    label = "early exit" if len(findings.patch_px) == 1 else "early exit, sizes chosen"
     _line(axes, costs, curve, label, color=BLUE, marker="o", linestyle="-", zorder=3)
     if all("accuracy_low" in point and "accuracy_high" in point for point in curve):
-        low, high = ([100 * p["accuracy_low"] for p in curve], [100 * p["accuracy_high"] for p in curve])
+        low, high = ([100 * point[end] for point in curve] for end in ("accuracy_low", "accuracy_high"))
         axes.fill_between(costs, low, high, color=BLUE, alpha=0.15, linewidth=0, label="95 % interval")
     for style, (px, fixed) in zip(cycle(LINES[2:]), findings.fixed_size_curves.items(), strict=False):
-        points = sorted((p for p in fixed if f"mean_{unit}" in p), key=lambda p: mean_cost(p, unit))
-        _line(axes, [mean_cost(point, unit) / scale for point in points], points, f"{px} px only", **style)
+        points = sorted((point for point in fixed if cost in point), key=lambda point: float(point[cost]))
+        _line(axes, [point[cost] / scale for point in points], points, f"{px} px only", **style)
     after_look = findings.macs_after_look if unit == "macs" else findings.ms_after_look
     if after_look is not None:
         shares = [100 * share for share in findings.accuracy_after_look]
         axes.plot([c / scale for c in after_look], shares, "--s", color=ORANGE, label="fixed number of looks")
-    if f"mean_{unit}" in findings.chosen:
-        _star(axes, mean_cost(findings.chosen, unit) / scale, findings.chosen)
+    if cost in findings.chosen:
+        _star(axes, findings.chosen[cost] / scale, findings.chosen)
     if unit == "macs":
         axes.axvline(findings.backbone_macs / scale, color="black", linestyle=":", label="backbone's cost, whole image")
     cost_axis(axes, "multiply-adds per image (millions" if unit == "macs" else "time per image (ms")
@@ -295,8 +280,8 @@ def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
 
 
 def accuracy_per_look_figure(accuracy_after_look: Sequence[float]) -> Figure:
-    """Accuracy when every image takes so many looks."""
-    figure, axes = new_figure(WIDTH, BARS_HEIGHT)
+    """Accuracy if every image takes 1, 2, ... looks."""
+    figure, axes = new_figure(BARS_HEIGHT)
     names = look_names(len(accuracy_after_look))
     bars = axes.bar(names, [100 * share for share in accuracy_after_look], color=SKY, edgecolor=BLUE)
     axes.bar_label(bars, [f"{100 * share:.1f} %" for share in accuracy_after_look], fontsize=9)
@@ -307,7 +292,7 @@ def accuracy_per_look_figure(accuracy_after_look: Sequence[float]) -> Figure:
 
 def expected_looks_figure(curve: Sequence[Point], chosen: Point) -> Figure:
     """Accuracy over the expected number of looks E(t), one point for each budget."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    figure, axes = new_figure()
     axes.plot([expected_looks(point) for point in curve], [100 * point["accuracy"] for point in curve], "-o",
               color=BLUE, markersize=4, linewidth=1, label="one point for each budget")  # fmt: skip
     _star(axes, expected_looks(chosen), chosen)
@@ -317,8 +302,8 @@ def expected_looks_figure(curve: Sequence[Point], chosen: Point) -> Figure:
 
 
 def patch_sizes_figure(curve: Sequence[Point], patch_px: Sequence[int]) -> Figure:
-    """The share of each patch size among all focus patches, over what an image costs on average."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    """The share of each patch size among all focus patches, over the mean cost of an image."""
+    figure, axes = new_figure()
     points = sorted((p for p in curve if any(patches_per_size(p))), key=lambda p: float(p["mean_macs"]))
     counts = [patches_per_size(point) for point in points]
     shares = [[100 * row[size] / sum(row) for row in counts] for size in range(len(patch_px))]
@@ -335,8 +320,8 @@ def patch_sizes_figure(curve: Sequence[Point], patch_px: Sequence[int]) -> Figur
 
 
 def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
-    """Accuracy over what an image costs on average, one line for each score that decides who leaves."""
-    figure, axes = new_figure(WIDTH, HEIGHT)
+    """Accuracy over the mean cost of an image, one line for each exit score."""
+    figure, axes = new_figure()
     for style, (score, curve) in zip(cycle(LINES), scores.items(), strict=False):
         points = sorted(curve, key=lambda point: float(point["mean_macs"]))
         _line(axes, [point["mean_macs"] / 1e6 for point in points], points, score, **style)
@@ -344,18 +329,10 @@ def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:
     return _with_legend(figure, axes, columns=len(scores))
 
 
-def reliability_figure(reliability: Sequence[Sequence[dict[str, float]]], calibration_error: Sequence[float]) -> Figure:
-    """How often an answer is right, over its confidence, one line for each look; below, how many images each point stands for.
-
-    Empty bins are left out.
-    """
-    figure = Figure(figsize=(WIDTH, 1.3 * HEIGHT), layout="constrained")
-    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for each in (axes, counts):
-        each.spines[["top", "right"]].set_visible(False)
-        each.grid(alpha=0.25)
-        each.set_axisbelow(True)
-    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="confidence = share right")
+def reliability_figure(reliability: Sequence[Sequence[Bin]], calibration_error: Sequence[float]) -> Figure:
+    """Accuracy over confidence, one line for each look; below, the number of images in each bin. Empty bins are left out."""
+    figure, (axes, counts) = new_figure(1.3 * HEIGHT, nrows=2, sharex=True, height_ratios=(3, 1))
+    axes.plot([0, 100], [0, 100], color="black", linewidth=0.8, label="perfect calibration")
     names = look_names(len(reliability))
     for number, (name, bins) in enumerate(zip(names, reliability, strict=True)):
         filled = [each for each in bins if each["count"] > 0]
@@ -372,18 +349,45 @@ def reliability_figure(reliability: Sequence[Sequence[dict[str, float]]], calibr
 
 
 def _line(axes: Any, costs: Sequence[float], points: Sequence[Point], label: str, **style: Any) -> None:
-    every = max(1, len(costs) // 12)  # so that dashes can be told apart between the markers
+    every = max(1, len(costs) // 12)  # so that the dashes can be seen between the markers
     accuracy = [100 * point["accuracy"] for point in points]
     axes.plot(costs, accuracy, label=label, markersize=4.5, linewidth=1.5, markevery=every, **style)
 
 
 def _star(axes: Any, across: float, point: Point) -> None:
     axes.plot(across, 100 * point["accuracy"], "*", color="black", markersize=12, markeredgecolor="white", zorder=4,
-              linestyle="none", label="the bundle's thresholds")  # fmt: skip
+              linestyle="none", label="this bundle's thresholds")  # fmt: skip
 
 
 def _with_legend(figure: Figure, axes: Any, columns: int = 2) -> Figure:
-    # Outside the axes: inside, some other data would lie under it.
+    # Outside the axes, where it cannot cover data.
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=min(columns, 4), frameon=False,
                   fontsize=9, handlelength=3)  # fmt: skip
     return figure
+
+
+def confusion_figure(answers: Answers) -> Figure:
+    """The confusion matrix, shaded by the share of each class; with numbers if there are few classes."""
+    counts = confusion(answers)
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    names = [figure_text(name) for name in shortened(answers.classes)]
+    side = min(11.0, 2.6 + 0.42 * len(names))
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.add_subplot()
+    drawn = axes.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100)
+    size = 9 if len(names) <= 20 else 6
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=size)
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+    axes.set_xlabel("answer")
+    axes.set_ylabel("class")
+    if len(names) <= MOST_NUMBERED:
+        for row, column in np.argwhere(counts > 0).tolist():
+            ink = "white" if shares[row, column] > 0.55 else "black"
+            axes.text(column, row, str(int(counts[row, column])), ha="center", va="center", color=ink, fontsize=size)
+    figure.colorbar(drawn, ax=axes, label="share of the class (%)", shrink=0.7)
+    return figure
+
+
+def shortened(names: Sequence[str], most: int = 18) -> list[str]:
+    """Names cut to at most this many characters, to fit beside a figure."""
+    return [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]

@@ -1,27 +1,32 @@
-"""One pass over a split that writes its look record: every look at every image, for every sequence of patch sizes."""
+"""Look records of a data set: one pass over a split stores every look at every image, for every sequence of patch sizes."""
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.labelled import JoinedSplit
-from glancefocus.data.splits import Split, in_order, scene_batches
+from glancefocus.data.checking import check_files
+from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
+from glancefocus.data.media import medium_of
+from glancefocus.data.sources import DataSettings, noted_settings
+from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
+from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
+from glancefocus.data.worlds.names import WORLDS
+from glancefocus.errors import BadData
 from glancefocus.escaping import one_line
-from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
-from glancefocus.exits.rule import ExitRule, every_look
+from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
+from glancefocus.exits.rule import ExitRule
 from glancefocus.exits.score import Entropy, Value
 from glancefocus.files import fingerprint
 from glancefocus.look import Look
-from glancefocus.loop import run_looks
 from glancefocus.network.model import GlanceFocus
+from glancefocus.progress import Progress
 from glancefocus.scene import as_batch
-
-Progress = Callable[[int, int], None]
 
 
 def record_looks(
@@ -33,11 +38,12 @@ def record_looks(
     name: str,
     batch_size: int = 64,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LookRecord:
-    """The look record of a split, out of the folder where there is one of this network and these images, made anew otherwise.
+    """The look record of a split: read from the folder if it is there for this network and these images, otherwise made.
 
-    source, name  of the data and of its split, in words
+    source, name  of the data and of its split, for people
+    progress      called with (images done, images in all)
     """
     about = RecordAbout(
         network=bundle.fingerprint,
@@ -66,9 +72,9 @@ def record_looks(
 
 
 def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
-    """Every look of every sequence of patch sizes, with what the critic then expects (B,); level by level, each computed once.
+    """Every look of every sequence of patch sizes, each with the critic's value (B,); level by level, computed once each.
 
-    With one size that is simply every look.
+    With one patch size these are simply all looks, in order.
     """
     level = [rule.calibrated(net.glance(as_batch(images, net.settings.view)))]
     while level:
@@ -76,7 +82,7 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
         for look in level:
             last = look.number == net.settings.looks
             aims = [] if last else [net.policy.aim(look, px) for px in net.settings.patch_px]
-            # The critic is asked about the largest patch, the one that is taken where there is only one size.
+            # The value belongs to the largest patch, which is the only one when there is one size.
             value = Value().of(look, aims[-1]) if aims else torch.ones(look.count, device=look.logits.device)
             yield look, value
             following += [rule.calibrated(net.focus(look, aim)) for aim in aims]
@@ -106,75 +112,188 @@ def data_fingerprint(split: Split) -> str:
     return fingerprint(split.labels, f"{tuple(images.shape)}", images[:: max(1, len(split) // 64)])
 
 
-# Enough for one number a look; more would only hold more logits in memory.
-MOST_IMAGES = 4096
+class Records:
+    """The look records of a data set's splits, made on first use and stored beside the bundle."""
 
+    def __init__(
+        self,
+        bundle: Bundle,
+        source: str,
+        folder: Path,
+        *,
+        workers: int = 0,
+        max_bad_files: int = 10,
+        progress: Progress | None = None,
+    ) -> None:
+        """source is a data set, or the folder of one look record; records are stored in folder."""
+        self.bundle = bundle
+        self.source = source
+        self.folder = folder
+        self.workers = workers
+        self.max_bad_files = max_bad_files
+        self.progress = progress
 
-class LogitsOfLooks:
-    """Takes notes of the logits after every look."""
+    @functools.cached_property
+    def labelled(self) -> Labelled:
+        """The data, with the bundle's class indexes as labels; training images are only in the split `train`."""
+        network = self.bundle.settings
+        settings = world_settings(self.source, self._trained_on, network.view, network.frames)
+        return open_labelled(
+            replace(settings, max_bad_files=self.max_bad_files),
+            network.view,
+            self.bundle.classes,
+            self.progress,
+            frames=network.frames,
+            record=self.bundle.split,
+        )
 
-    def __init__(self, looks: int) -> None:
-        self.logits: list[list[Tensor]] = [[] for _ in range(looks)]
+    @functools.cached_property
+    def _trained_on(self) -> DataSettings | None:
+        return noted_settings(self.bundle.notes)
 
-    def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
-        self.logits[look.number - 1].append(look.logits.float().cpu())
+    @property
+    def bad_files(self) -> list[str]:
+        """What is wrong with each file that was skipped."""
+        return [] if self.made_before is not None else self.labelled.bad_files
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """{name: split} of the data."""
+        return self.labelled.splits
 
-def fit_temperatures(
-    net: GlanceFocus,
-    split: Split,
-    *,
-    rows: Sequence[int] | None = None,
-    batch_size: int = 64,
-    workers: int = 0,
-    device: torch.device | None = None,
-) -> tuple[float, ...]:
-    """(T,) the temperature of each look that makes the true labels likeliest, on these rows; with patches of the largest size.
+    def split(self, name: str) -> Split:
+        """One split, or all images."""
+        return self.labelled.whole if name == WHOLE else self.splits[name]
 
-    device  that the network is on; None: the CPU
-    """
-    rows = range(len(split)) if rows is None else rows
-    rows = rows[:: max(1, -(-len(rows) // MOST_IMAGES))]
-    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
-    recorder, labels = LogitsOfLooks(net.settings.looks), []
-    with torch.inference_mode():
-        for images, truth in scene_batches(split, net.settings.view, order, None, workers):
-            scene = as_batch(images if device is None else images.to(device), net.settings.view)
-            run_looks(net, scene, every_look(net.settings.looks), net.policy, recorder)
-            labels.append(truth)
-    truth = torch.cat(labels)
-    return tuple(best_temperature(torch.cat(parts), truth) for parts in recorder.logits)
+    @functools.cached_property
+    def made_before(self) -> LookRecord | None:
+        """The look record, if the source is one instead of a data set."""
+        if not (Path(self.source) / ABOUT_FILE).is_file():
+            return None
+        record = LookRecord.load(Path(self.source))
+        record.check_made_for(self.bundle.fingerprint)
+        return record
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the splits."""
+        return list(self.splits) if self.made_before is None else [self.made_before.about.split]
 
-def best_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature in [0.05, 20] with the least cross-entropy; logits (N, classes), labels (N,).
+    def first_of(self, *wanted: str) -> str | None:
+        """The first of these splits that exists."""
+        return next((name for name in wanted if name in self.names), None)
 
-    The cross-entropy has one minimum in the inverse temperature, so a golden-section search finds it.
-    """
-    low, high = torch.log(torch.tensor(0.05)).item(), torch.log(torch.tensor(20.0)).item()
-    golden = (5**0.5 - 1) / 2
+    def of(self, name: str) -> LookRecord:
+        """The record of a split."""
+        if self.made_before is not None:
+            return self.made_before
+        progress = self.progress
+        return record_looks(
+            self.bundle,
+            self.split(name),
+            self.folder,
+            source=self.source,
+            name=name,
+            workers=self.workers,
+            progress=None if progress is None else functools.partial(progress, f"looking at {name}"),
+        )
 
-    def loss(log_temperature: float) -> float:
-        return float(F.cross_entropy(logits / torch.tensor(log_temperature).exp(), labels))
-
-    while high - low > 1e-4:
-        one, two = high - golden * (high - low), low + golden * (high - low)
-        if loss(one) < loss(two):
-            high = two
+    def to_measure(self, split: str | None = None) -> str:
+        """The split to measure on: the given one; otherwise test, val, or all images that did not train the network."""
+        if split is None:
+            name = self.first_of("test", "val", WHOLE)
+            if name is None and self.made_before is None and self.labelled.trained:
+                raise BadData(
+                    f"all {self.labelled.trained} {self._noun} in {self.source} were used to train this network: none is left to "
+                    f"measure it on. Give other {self._noun}, or measure on the training {self._noun} with --split train."
+                )
+            name = name or self.first_of("train")
         else:
-            low = one
-    return float(torch.tensor((low + high) / 2).exp())
+            name = WHOLE if split == WHOLE and self.made_before is None else self.first_of(split)
+        if name is None:
+            raise BadData(f"{self.source} has no split {split!r}, only {', '.join(self.names)}.")
+        return name
+
+    def remarks(self, name: str) -> list[str]:
+        """Remarks for the report: whether training images are among those measured, or were left out."""
+        if self.made_before is not None:
+            return [_TRAINED.format(f"the {self._noun} of this look record")] if name == "train" else []
+        remarks, known, noun = list(self.labelled.remarks), self._known_trained(name), self._noun
+        count = len(self.split(name))
+        if known:
+            which = f"these {known} {noun}" if known == count else f"{known} of these {count} {noun}"
+            remarks.append(_TRAINED.format(which))
+        elif self.labelled.moved and name != "train":
+            new = f" {self.labelled.new} {noun} are new since training." if self.labelled.new else ""
+            remarks.append(
+                f"{self.labelled.moved} of {len(self.labelled.whole)} {noun} in {self.source} were used to train this network "
+                f"and are left out.{new}"
+            )
+        elif self._trained_on is not None and self.source not in WORLDS and not self._knows_training:
+            remarks.append(
+                f"this bundle does not record which {noun} it was trained on. Some of these may be among them, which would make "
+                "the measured accuracy too high. Train again to have them recorded."
+            )
+        return remarks
+
+    @property
+    def _knows_training(self) -> bool:
+        return self.bundle.split is not None and self.bundle.split.knows_training
+
+    def _known_trained(self, name: str) -> int:
+        """How many images of a split are known to be training images."""
+        if self.source in WORLDS:
+            same = self._trained_on is not None and self._trained_on.source == self.source
+            return len(self.splits["train"]) if same and name in ("train", WHOLE) else 0
+        return self.labelled.trained if name in ("train", WHOLE) else 0
+
+    @property
+    def _noun(self) -> str:
+        return "images" if self.bundle.settings.frames == 1 else "clips"
+
+    def chose(self, name: str) -> bool:
+        """Whether the bundle's thresholds were chosen on any image of this split."""
+        thresholds_data = self.bundle.notes.get("thresholds_data")
+        if self.made_before is not None:
+            return bool(self.made_before.about.data == thresholds_data)
+        split, record = self.split(name), self.bundle.split
+        if isinstance(split, FileSplit) and record is not None:
+            used_as = (record.split_of(self.labelled.contents.get(file)) for file in split.files)
+            if any(name is not None and name in record.chosen_by for name in used_as):
+                return True
+        parts = split.parts if isinstance(split, JoinedSplit) else [split]
+        return thresholds_data is not None and any(data_fingerprint(part) == thresholds_data for part in parts)
+
+    def remember_choosing(self, name: str) -> None:
+        """Record in the bundle that its thresholds were chosen on the images of this split."""
+        split = None if self.made_before is not None else self.split(name)
+        if not isinstance(split, FileSplit):
+            return
+        record = self.bundle.split
+        if record is None:
+            record = SplitRecord.of(self.source, self.bundle.classes, [], val_share=None, seed=0)
+        contents = self.labelled.contents
+        used_as = {file: record.split_of(contents.get(file)) for file in split.files}
+        others: list[Row] = [
+            (CHOOSING, file, label)
+            for file, label in zip(split.files, split.labels.tolist(), strict=True)
+            if used_as[file] in (None, CHOOSING)
+        ]
+        added = []
+        if others:
+            medium, all_bad = medium_of(self.bundle.settings.frames), len(others)
+            hashed = check_files(
+                others, medium, read=False, hashed=lambda size: True, max_bad_files=all_bad, progress=self.progress
+            )
+            hashes = [content for content in hashed.contents if content is not None]
+            added = recorded_files(hashed.rows, hashes, Path(self.source))
+        chosen_by = sorted({split for split in used_as.values() if split is not None and split != CHOOSING})
+        self.bundle.split = record.with_choosing([*chosen_by, *([CHOOSING] if added else [])], added)
 
 
-def reliability(confidence: Tensor, correct: Tensor, bins: int = 10) -> tuple[list[dict[str, float]], float]:
-    """Bins of equal width over the confidence: their mean confidence, accuracy and count; and the expected calibration error."""
-    which = (confidence * bins).long().clamp(0, bins - 1)
-    found, error = [], 0.0
-    for number in range(bins):
-        inside = which == number
-        count = int(inside.sum())
-        mean = float(confidence[inside].mean()) if count else (number + 0.5) / bins
-        share = float(correct[inside].float().mean()) if count else 0.0
-        found.append({"confidence": mean, "accuracy": share, "count": float(count)})
-        error += count / len(confidence) * abs(mean - share)
-    return found, error
+_TRAINED = "{} were used to train this network; accuracy on new ones will be lower."
+
+
+def looks_folder(bundle_folder: Path) -> Path:
+    """Where the look records of a bundle are stored: beside it."""
+    return bundle_folder.absolute().with_name(f"{bundle_folder.absolute().name}-looks")

@@ -1,213 +1,383 @@
-"""The report: one self-contained HTML page with figures, tables and a gallery of what was looked at."""
+"""The report of a bundle on labelled images: one HTML page that needs no other file, with numbers and figures beside it.
 
-import base64
+`gf demo`, `gf train` and `gf evaluate` write the same page; sections without data are left out.
+"""
+
+import contextlib
 import html
-import io
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image
-from torch import Tensor
-
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.splits import MemorySplit, in_order, scene_batches
-from glancefocus.errors import BadRun
-from glancefocus.evaluation.boxes import draw_strip, looks_taken
-from glancefocus.evaluation.every_look import Comparison, seen_at_once
+from glancefocus.costs import MOST_LOOKS
+from glancefocus.data.splits import Split
+from glancefocus.errors import BadBundle, BadSetting
+from glancefocus.escaping import figure_text, one_line
+from glancefocus.evaluation.assess import (
+    Answers,
+    Findings,
+    accuracy_by_class,
+    answers_of,
+    examples,
+    frequent_confusions,
+    worst_mistakes,
+)
+from glancefocus.evaluation.boxes import draw_rows, sheet_of_views
+from glancefocus.evaluation.every_look import AimsCheck, Comparison
 from glancefocus.evaluation.figures import (
+    MOST_NUMBERED,
+    Epoch,
     aims_figure,
+    as_png,
     as_svg,
-    curve_figure,
-    exits_figure,
+    confusion_figure,
+    draw_findings,
+    expected_looks,
     look_names,
+    loss_figure,
     training_figure,
 )
-from glancefocus.exits.rule import ExitRule
-from glancefocus.files import write_file
-from glancefocus.loop import look_until_sure
-from glancefocus.outcome import Outcome
-from glancefocus.region import top_left
-from glancefocus.scene import as_batch
+from glancefocus.evaluation.page import (
+    Rows,
+    escaped,
+    gallery_sections,
+    page_of,
+    replace_file,
+    side_by_side,
+    small_print,
+    table_html,
+)
+from glancefocus.evaluation.tables import (
+    NO_POINT,
+    VERDICT_COLUMNS,
+    csv_files,
+    interval_words,
+    look_rows,
+    percent,
+    score_table,
+    size_table,
+    verdict_rows,
+)
+from glancefocus.evaluation.verdict import Verdict, macs_words
+from glancefocus.exits.record import LookRecord
+from glancefocus.files import read_file
+from glancefocus.values import Fields, number_of, parse_json
 
-LARGE_PIXELS = 1_000_000  # of pictures in the gallery
-FRAMES_SHOWN = 4
-"""Of a clip."""
+PAGE = "report.html"
+OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "classes.csv")
+EXAMPLES_EACH, MISTAKES = 4, 8
+MOST_CLASSES_DRAWN, MOST_ROWS, MOST_CONFUSIONS = 40, 40, 20
+_MOST_JOURNAL_BYTES, _MOST_SPLITS = 64 << 20, 20
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
-table { border-collapse: collapse; margin: .8rem 0; display: block; overflow-x: auto; }
-td, th { padding: .25rem .8rem; border-bottom: 1px solid #eee; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-.row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; } .row > * { margin: 0; }
-svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note { color: #555; font-size: .85rem; }
-.figures { display: grid; gap: 1.5rem 1rem; margin: 1rem 0; }
-.figures { grid-template-columns: repeat(auto-fill, minmax(min(31rem, 100%), 1fr)); }
-.figures > :last-child:nth-child(odd) { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; }
-.figures > :last-child:nth-child(odd) figcaption { flex: 1 1 14rem; }
-img.sheet { max-width: 100%; height: auto; }
-.gallery figure { width: 15.5rem; } .gallery img { width: 100%; image-rendering: auto; }
-@media (max-width: 40rem) {
-  body { margin: 1rem auto; padding: 0 .7rem; } table { font-size: .78rem; } td, th { padding: .25rem .3rem; }
-  td:first-child { overflow-wrap: anywhere; } .gallery figure { width: calc(50% - .5rem); }
-}
-"""
+
+@dataclass(frozen=True)
+class Training:
+    """What a report shows of the run that made the bundle.
+
+    epochs  from the run's journal
+    images  {split: number of images}
+    train   the training images, to show their augmentation; None: left out
+    """
+
+    epochs: Sequence[Epoch]
+    images: Mapping[str, int]
+    train: Split | None = None
 
 
 def write_report(
-    file: Path,
+    folder: Path,
+    findings: Findings,
+    bundle: Bundle,
     *,
     title: str,
-    comparison: Comparison,
-    gallery: Sequence[tuple[str, list[str]]],
-    metrics: Sequence[dict[str, Any]],
-    note: str = "",
+    record: LookRecord | None = None,
+    split: Split | None = None,
+    training: Training | None = None,
+    comparison: Comparison | None = None,
 ) -> None:
-    """Write the page; gallery is a list of (heading, pictures as data URLs)."""
-    macs = comparison.macs_after_look
-    backbone = (
-        None
-        if comparison.backbone_accuracy is None
-        else (float(comparison.backbone_macs), comparison.backbone_accuracy)
-    )
-    per_look = list(zip(map(float, macs), comparison.accuracy_per_look, strict=True))
-    point = comparison.chosen
+    """Write the page, the numbers (JSON, CSV) and the figures; files of an earlier report that no longer apply are deleted.
+
+    record      of the images that were measured; None: no section on classes
+    split       the same images, to draw them; None: no gallery
+    comparison  with other aims and the plain backbone, on the same images
+    """
+    numbers = json.dumps(findings.to_plain(), indent=1, allow_nan=False)
+    answers = None if record is None else answers_of(bundle, record)
+    figures = draw_findings(findings)
+    if aims := _aims_accuracy(findings.aims, comparison):
+        figures["aims"] = aims_figure(aims)
+    svg = {name: as_svg(figure) for name, figure in figures.items()}
+    sections = [f"<h1>{html.escape(title)}</h1>", *_finding_sections(findings, bundle, comparison, svg)]
+    if answers is not None:
+        sections += class_sections(answers)
+        sections += [] if split is None else _pictures(bundle, split, answers)
+    if training is not None:
+        sections += _training_section(bundle, training)
+    files = {"findings.json": numbers.encode(), **csv_files(findings, answers)}
+    files |= {f"figures/{name}.svg": content.encode() for name, content in svg.items()}
+    files |= {f"figures/{name}.png": as_png(figure) for name, figure in figures.items()}
+    files[PAGE] = page_of(title, sections).encode()
+    for name, content in files.items():
+        replace_file(folder / name, content)
+    for name in (
+        *OPTIONAL_FILES,
+        *(f"figures/{name}.{kind}" for name in _captions(findings) for kind in ("svg", "png")),
+    ):
+        if name not in files:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _finding_sections(
+    findings: Findings, bundle: Bundle, comparison: Comparison | None, svg: Mapping[str, str]
+) -> list[str]:
+    captions = _captions(findings)
+
+    def figures(*names: str) -> str:
+        return side_by_side([(svg[name], captions[name]) for name in names if name in svg])
+
     sections = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(note)}</p>" if note else "",
-        "<h2>Accuracy after each look</h2>",
-        _table(comparison),
-        '<div class="row">',
-        as_svg(curve_figure(comparison.curve, backbone, per_look)),
-        as_svg(
-            aims_figure(
-                {
-                    "learnt aims": comparison.accuracy_per_look,
-                    "random aims": comparison.accuracy_per_look_random_aims,
-                    "centre, then corners": comparison.accuracy_per_look_centre_corner,
-                }
-            )
-        ),
-        as_svg(exits_figure(point["exits_per_look"], point["accuracy_of_exits"])),
-        "</div>",
-        f'<p class="note">Stopping with the bundle\'s thresholds ({_numbers(point["thresholds"][:-1])}): '
-        f"{100 * point['accuracy']:.1f} % right for {point['mean_macs'] / 1e6:.2f}M multiply-adds on average.</p>",
+        *_overview(findings, bundle),
+        *_backbone_sentence(comparison),
+        *verdict_section(findings.verdict, figures("rivals")),
+        *_aims_section(findings, comparison, figures("aims")),
     ]
-    sections += gallery_sections(gallery)
-    if metrics:
-        sections += ["<h2>Training</h2>", as_svg(training_figure(metrics))]
-    replace_file(file, page_of(title, sections).encode())
+    if findings.curve:
+        sections.append("<h2>Accuracy for a budget</h2>")
+        sections.append(figures("accuracy_over_macs", "accuracy_over_ms", "expected_looks", "patch_sizes"))
+    if findings.fixed_size_curves:
+        note = (
+            "Accuracy for an average budget of multiply-adds. Best in bold, second best underlined; "
+            f"{NO_POINT} if patches of this size cannot use up the budget."
+        )
+        sections += ["<h2>Fixed patch sizes, and sizes chosen per look</h2>", size_table(findings), small_print(note)]
+    sections += _look_section(findings, figures("accuracy_per_look", "exits"))
+    if findings.scores or findings.reliability:
+        sections.append("<h2>When it stops</h2>")
+    if findings.scores:
+        note = "Accuracy for an average budget of multiply-adds, by exit score. Best in bold."
+        sections += [score_table(findings), small_print(note)]
+    return [*sections, figures("exit_scores", "reliability")]
 
 
-def page_of(title: str, sections: Sequence[str]) -> str:
-    """A whole HTML page that needs no other file; the sections are HTML, the title is text."""
-    body = "\n".join(sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>\n'
-    )
+def _captions(findings: Findings) -> dict[str, str]:
+    """The caption of every figure that a report can have, as HTML."""
+    device = html.escape(findings.device or "this device")
+    return {
+        "rivals": "Accuracy with its 95 % interval over multiply-adds: the backbone on the whole image and on resized images, a "
+        "cascade of these sizes, and glancefocus.",
+        "aims": "Accuracy if every image takes 1, 2, ... looks, with aims that are learnt, random, or fixed.",
+        "accuracy_over_macs": "Accuracy over multiply-adds. The dotted line is the cost of the plain backbone on the whole image; "
+        "the squares are 1, 2, ... looks for every image.",
+        "accuracy_over_ms": f"Accuracy over milliseconds, measured on {device}.",
+        "accuracy_per_look": "Accuracy if every image takes 1, 2, ... looks.",
+        "exits": "Images that stop after each look with the bundle's thresholds, and the share of correct answers among them.",
+        "expected_looks": "Accuracy over the mean number of looks per image, E(t). Only the thresholds differ between the points; "
+        "nothing was trained again.",
+        "patch_sizes": "The share of each patch size among all focus patches. The glance is not counted.",
+        "exit_scores": "The same network with other exit scores.",
+        "reliability": "Accuracy over confidence. Above the diagonal, answers are correct more often than their confidence "
+        "suggests, below it less often. The error is the expected calibration error. Below: the number of images in each bin; "
+        "bins of few images are uncertain.",
+    }
 
 
-def gallery_sections(gallery: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """One section of HTML for each (heading, pictures as data URLs)."""
-    sections = []
-    for heading, urls in gallery:
-        words = html.escape(heading)
-        figures = "".join(f'<figure><img src="{html.escape(url)}" alt="{words}"></figure>' for url in urls)
-        sections.append(f'<h2>{words}</h2><div class="row gallery">{figures}</div>')
+def _overview(findings: Findings, bundle: Bundle) -> list[str]:
+    chosen, images, network = findings.chosen, findings.images, bundle.settings
+    interval = interval_words(chosen, images)
+    ratio = findings.backbone_macs / chosen["mean_macs"]
+    compared = f"{ratio:.1f} times fewer than" if ratio >= 1 else f"{1 / ratio:.1f} times as many as"
+    ms = f", and {chosen['mean_ms']:.2f} ms on {findings.device or 'this device'}" if "mean_ms" in chosen else ""
+    sizes = ", ".join(map(str, network.patch_px))
+    sentences = [
+        f"Measured on {findings.data}: {images:,} images. Thresholds were chosen on {findings.chosen_on}.",
+        f"With the bundle's own thresholds on the {findings.score} ({_threshold_words(findings)}), "
+        f"{percent(chosen['accuracy'], images)} of the answers are correct{f' (95 % interval {interval})' if interval else ''}, "
+        f"for {macs_words(chosen['mean_macs'])} multiply-adds on average, {compared} the backbone on the whole image "
+        f"({macs_words(findings.backbone_macs)}), with {expected_looks(chosen):.2f} looks on average{ms}.",
+        f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, a glance at "
+        f"{network.glance_px} px, patches of {sizes} px, up to {network.looks} looks.",
+        *findings.remarks,
+    ]
+    return [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
+
+
+def _threshold_words(findings: Findings) -> str:
+    """The thresholds of all looks but the last, where every image stops."""
+    *thresholds, _ = findings.chosen["thresholds"]
+    if len(findings.patch_px) > 1:
+        return "see the table of looks"
+    names = ["the glance", *look_names(len(thresholds) + 1)[1:]]
+    words = [f"{value:.3f} at {name}" for value, name in zip(thresholds, names, strict=False)]
+    return ", ".join(words) or "none: there is one look"
+
+
+def verdict_section(verdict: Verdict | None, figure: str = "") -> list[str]:
+    """The comparison with the rivals, as HTML; figure is HTML already."""
+    if verdict is None:
+        return []
+    sections = [f"<h2>Verdict</h2><p><strong>{html.escape(verdict.sentence)}</strong></p>"]
+    if verdict.points:
+        where = f"Measured on {verdict.data}: " if verdict.data else ""
+        note = (
+            f"{where}{verdict.images:,} images. The thresholds of glancefocus and of the cascade were chosen on other images than "
+            "those that they are measured on."
+        )
+        note += f" Milliseconds are medians for one image on {verdict.device}." if verdict.device else ""
+        table = table_html(VERDICT_COLUMNS, escaped(verdict_rows(verdict)))
+        sections += [table, small_print(html.escape(" ".join([note, *verdict.remarks]))), figure]
     return sections
 
 
-def table_html(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A table out of (name, cells) a row, all of it HTML already; columns name the cells."""
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    lines = (f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, cells in rows)
-    return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+def _aims_accuracy(aims: AimsCheck | None, comparison: Comparison | None) -> dict[str, Sequence[float]]:
+    """{kind of aims: accuracy after each look}; empty if other aims were not measured."""
+    names = ("learnt aims", "random aims", "centre, then corners")
+    measured: tuple[Sequence[float], ...] = ()
+    if comparison is not None:
+        random, centre = comparison.accuracy_per_look_random_aims, comparison.accuracy_per_look_centre_corner
+        measured = (comparison.accuracy_per_look, random, centre)
+    elif aims is not None and aims.accuracy_learnt and aims.accuracy_random and aims.accuracy_centre:
+        measured = (aims.accuracy_learnt, aims.accuracy_random, aims.accuracy_centre)
+    return dict(zip(names, measured, strict=False))
 
 
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file aside and rename it into place, so that there is always a whole one; what cannot be written is said."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, lambda stream: stream.write(content))
-    except OSError as error:
-        raise BadRun(
-            f"{file} could not be written ({error.strerror or error}). Choose another folder, or make room on the disk."
-        ) from error
+def _aims_section(findings: Findings, comparison: Comparison | None, figure: str) -> list[str]:
+    """Learnt aims against others: measured with the report (comparison), or during training."""
+    aims, accuracy = findings.aims, _aims_accuracy(findings.aims, comparison)
+    sections = ["<h2>Where it looks</h2>"] if aims is not None or accuracy else []
+    if aims is not None:
+        sections.append(f"<p>{html.escape(aims.sentence)}</p>")
+    if accuracy:
+        rows: Rows = [(name, [f"{100 * share:.1f} %" for share in shares]) for name, shares in accuracy.items()]
+        if comparison is not None:
+            for name, hits in (
+                ("patches with the whole object", comparison.hit_rate_per_focus),
+                ("the same with random aims", comparison.hit_rate_per_focus_random_aims),
+            ):
+                rows += [] if hits is None else [(name, ["", *(f"{100 * share:.1f} %" for share in hits)])]
+        images = f"{findings.images:,} images of {findings.data}" if comparison is not None else "validation images"
+        note = f"Accuracy if every image takes 1, 2, ... looks, on {images}. Aims decide where patches are cut out."
+        names = look_names(max(map(len, accuracy.values())))
+        sections += [table_html(names, escaped(rows)), small_print(html.escape(note)), figure]
+    return sections
 
 
-def gallery_of(bundle: Bundle, split: MemorySplit, rule: ExitRule, each: int = 4) -> list[tuple[str, list[str]]]:
-    """Examples that were answered at the glance, and after 2, 3, ... looks; right ones first, and some that went wrong."""
-    count = min(len(split), 400 // bundle.settings.frames)
-    order = in_order(count, seen_at_once(bundle.settings))
-    view, device = bundle.settings.view, next(bundle.net.parameters()).device
-    with torch.inference_mode():
-        seen = (as_batch(images.to(device), view) for images, _ in scene_batches(split, view, order))
-        outcome = Outcome.join([look_until_sure(bundle.net, scene, rule) for scene in seen])
-    thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
-    # Drawings name classes, and why an image stopped.
-    outcome = replace(outcome, classes=bundle.classes, thresholds=thresholds, score=rule.score.name)
-    right = outcome.answer.cpu() == split.labels[:count]
-    chosen: list[tuple[str, list[int]]] = []
-    for looks in range(1, bundle.settings.looks + 1):
-        rows = ((outcome.looks.cpu() == looks) & right).nonzero()[:, 0].tolist()[:each]
-        words = "answered at the glance" if looks == 1 else f"answered after {looks} looks"
-        chosen.append((words, rows))
-    chosen.append(("answered wrongly", (~right).nonzero()[:, 0].tolist()[:each]))
-    return [(heading, [_drawn(bundle, outcome, split, row) for row in rows]) for heading, rows in chosen if rows]
-
-
-def _drawn(bundle: Bundle, outcome: Outcome, split: MemorySplit, row: int) -> str:
-    pixels = split.images[row]
-    frames = pixels if pixels.dim() == 4 else pixels[None]  # of a clip some, of a picture itself
-    shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
-    truth = bundle.classes[int(split.labels[row])]
-    boxes = [_box(outcome, row, focus, pixels) for focus in range(int(outcome.looks[row]) - 1)]
-    drawn = looks_taken(outcome, row, boxes, truth)
-    pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
-    image = draw_strip(pictures, drawn, title=f"is {truth}", notes=[f"stopped: {outcome.stopped(row)}"])
-    stream = io.BytesIO()
-    # Of large pictures a few dozen as PNG would make a page of many megabytes.
-    kind, how = ("jpeg", {"quality": 85}) if image.width * image.height > LARGE_PIXELS else ("png", {"optimize": True})
-    image.save(stream, format=kind, **how)
-    return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode()
-
-
-def _box(outcome: Outcome, row: int, focus: int, picture: Tensor) -> tuple[int, int, int, int]:
-    px = int(outcome.patch_px[row, focus])
-    where = outcome.where[row, focus][None].cpu()
-    top, left = top_left(where, picture.shape[-2], picture.shape[-1], px)[0].tolist()
-    return left, top, left + px, top + px
-
-
-def _table(comparison: Comparison) -> str:
-    shares = [
-        ("learnt aims", comparison.accuracy_per_look),
-        ("random aims", comparison.accuracy_per_look_random_aims),
-        ("centre, then corners", comparison.accuracy_per_look_centre_corner),
+def _backbone_sentence(comparison: Comparison | None) -> list[str]:
+    """How many multiply-adds the accuracy of the plain backbone takes."""
+    if comparison is None or comparison.backbone_accuracy is None:
+        return []
+    ratio = comparison.mac_ratio_at_backbone_accuracy
+    reached = "does not reach that accuracy" if ratio is None else f"reaches that accuracy with {ratio:.1f} times fewer"
+    return [
+        f"<p>The plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
+        f"{macs_words(comparison.backbone_macs)} multiply-adds. glancefocus {reached}.</p>"
     ]
-    rows = [(name, [f"{100 * v:.1f} %" for v in values]) for name, values in shares]
-    if comparison.hit_rate_per_focus is not None:
-        hits = [f"{100 * v:.1f} %" for v in comparison.hit_rate_per_focus]
-        rows.append(("patches that hold the whole sign", ["", *hits]))
-    rows.append(("multiply-adds", [f"{m / 1e6:.2f}M" for m in comparison.macs_after_look]))
-    text = table_html(look_names(len(comparison.accuracy_per_look)), rows)
-    if comparison.backbone_accuracy is not None:
-        ratio = comparison.mac_ratio_at_backbone_accuracy
-        reached = (
-            f"its accuracy is reached with {ratio:.1f} times fewer"
-            if ratio is not None
-            else "its accuracy is not reached"
-        )
-        text += (
-            f"<p>The plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
-            f"{comparison.backbone_macs / 1e6:.1f}M multiply-adds; {reached}.</p>"
-        )
-    return text
 
 
-def _numbers(values: Sequence[Any]) -> str:
-    return ", ".join(f"({_numbers(v)})" if isinstance(v, (list, tuple)) else f"{v:.3f}" for v in values)
+def _look_section(findings: Findings, figures: str) -> list[str]:
+    several = len(findings.patch_px) > 1
+    note = "Accuracy, cost and calibration error are for every image taking that many looks"
+    note += f", with patches of {max(findings.patch_px)} px." if several else "."
+    note += " An image stops if its score is above the bundle's threshold."
+    if several:
+        note += " With several patch sizes: above all thresholds of its look; otherwise the nearest threshold above its score "
+        note += "decides the size of the next patch."
+    table = table_html(look_names(len(findings.accuracy_after_look)), escaped(look_rows(findings)))
+    return ["<h2>Looks</h2>", table, small_print(note), figures]
+
+
+def class_sections(answers: Answers) -> list[str]:
+    """Accuracy per class, the least accurate first, and confusions between classes, as HTML."""
+    found = accuracy_by_class(answers)
+    rows: Rows = [
+        (
+            each.name,
+            [
+                f"{each.images:,}",
+                f"{each.right:,}",
+                f"{100 * each.accuracy:.1f} %",
+                f"{100 * each.low:.1f} to {100 * each.high:.1f} %",
+            ],
+        )
+        for each in found[:MOST_ROWS]
+    ]
+    more = f" {len(found) - MOST_ROWS} more classes are in classes.csv." if len(found) > MOST_ROWS else ""
+    sections = [
+        "<h2>Classes</h2>",
+        table_html(("images", "correct", "accuracy", "95 % interval"), escaped(rows)),
+        small_print(f"With the bundle's own thresholds; the least accurate classes first.{more}"),
+    ]
+    if len(answers.classes) <= MOST_CLASSES_DRAWN:
+        caption = "Images of each class (rows) by their answer (columns). Correct answers are on the diagonal."
+        sections.append(side_by_side([(as_svg(confusion_figure(answers)), caption)]))
+    confused = frequent_confusions(answers, MOST_CONFUSIONS)
+    if confused and len(answers.classes) > MOST_NUMBERED:
+        pairs: Rows = [(true, [answer, f"{count:,}"]) for true, answer, count in confused]
+        sections += ["<h3>Most frequent confusions</h3>", table_html(("answer", "images"), escaped(pairs))]
+    return sections
+
+
+def _pictures(bundle: Bundle, split: Split, answers: Answers) -> list[str]:
+    chosen = [*examples(answers, EXAMPLES_EACH), ("Most confident mistakes", worst_mistakes(answers, MISTAKES))]
+    return gallery_sections([(heading, draw_rows(bundle, split, rows)) for heading, rows in chosen if rows])
+
+
+def _training_section(bundle: Bundle, training: Training) -> list[str]:
+    sections = []
+    if training.images:
+        sections.append(table_html(("images",), escaped([(name, [f"{n:,}"]) for name, n in training.images.items()])))
+    if training.epochs:
+        sections.append(
+            side_by_side(
+                [
+                    (as_svg(training_figure(training.epochs)), "Accuracy on validation images after each epoch."),
+                    (
+                        as_svg(loss_figure(training.epochs)),
+                        "Mean loss of each epoch; every stage has its own kind of loss.",
+                    ),
+                ]
+            )
+        )
+    sheet = None if training.train is None else sheet_of_views(training.train, bundle.settings.view)
+    if sheet is not None:
+        sections.append(
+            f'<h3>Training images with augmentation</h3><img class="sheet" src="{sheet}" alt="augmented training images">'
+            + small_print("Each row is one training image, as the network sees it in different epochs.")
+        )
+    return ["<h2>Training</h2>", *sections] if sections else []
+
+
+def read_training_curves(run: Path) -> list[Epoch]:
+    """The rows of a run's journal that can be read; none if there is no journal."""
+    rows = []
+    try:
+        lines = read_file(run / "metrics.jsonl", _MOST_JOURNAL_BYTES).split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        with contextlib.suppress(BadSetting):  # a line that was cut off, or has other content
+            rows.append(_read_epoch(parse_json(line)))
+    return rows
+
+
+def _read_epoch(plain: Any) -> Epoch:
+    fields = Fields(plain, "row")
+    epoch: Epoch = {
+        "stage": figure_text(fields.text("stage", 100)),
+        "stage_number": fields.whole("stage_number", 0, 10_000),
+        "val_accuracy": fields.listed("val_accuracy", MOST_LOOKS, lambda value, name: number_of(value, name, 0.0, 1.0)),
+    }
+    if "loss" in fields.plain:
+        epoch["loss"] = fields.number("loss", -1e9, 1e9)
+    return epoch
+
+
+def noted_images(notes: Mapping[str, Any]) -> dict[str, int]:
+    """How many images each split had in training, from a bundle's notes; checked."""
+    try:
+        fields = Fields(notes.get("images", {}), "notes.images")
+        return {one_line(name, 100): fields.whole(name, 0, 10**12) for name in list(fields.plain)[:_MOST_SPLITS]}
+    except BadSetting as error:
+        raise BadBundle(f"the bundle is damaged: {error}") from None

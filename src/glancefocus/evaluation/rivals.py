@@ -1,8 +1,8 @@
-"""The rivals: the same backbone on the same images, resized to several sizes; and what it answers at each of them."""
+"""The rivals of glancefocus: the same backbone on the same images, resized to several sizes."""
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.bench.latency import measure_latency
-from glancefocus.bench.wall_clock import in_turns
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs, device_name
+from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.records import data_fingerprint
@@ -25,7 +22,6 @@ from glancefocus.network.encoder import Encoder
 from glancefocus.network.macs import count_backbone
 from glancefocus.progress import Progress
 from glancefocus.region import resized
-from glancefocus.runtime.choose import open_backbone
 from glancefocus.scene import as_batch
 from glancefocus.settings import NetworkSettings, to_plain
 
@@ -33,19 +29,19 @@ Size = tuple[int, int]
 """(height, width) in px."""
 
 SHARES = (1, 6 / 7, 5 / 7, 4 / 7, 3 / 7)
-"""Of the side of the whole image; for 224 px these are 224, 192, 160, 128 and 96 px."""
+"""Sides of the rivals relative to the whole image; for 224 px these are 224, 192, 160, 128 and 96 px."""
 SMALLER_SHARES = (2 / 7, 1 / 7)
-"""Added where even the smallest of the others costs more than a glance."""
+"""Added if even the smallest of SHARES costs more than a glance."""
 STEPS_PX = (32, 16, 8)
 LEAST_PX = 16
 
 
 def rival_sizes(image_hw: Size, patch_px: int = 1, shares: Sequence[float] = SHARES) -> list[Size]:
-    """Sizes with about these shares of the side, largest first, aspect kept; the first is the whole image as it is.
+    """Image sizes with about these shares of the side, largest first, with the same aspect; the first is the whole image.
 
-    The shorter side is a multiple of 32 px, which suits convolutions; of 16 or 8 px where there would be too few different sizes.
+    The shorter side is a multiple of 32 px, which suits convolutions; of 16 or 8 px if there would be too few different sizes.
     The longer side follows from it, in steps of at most 8 px, or of a transformer's patches.
-    patch_px  of a transformer: both sides are multiples of it; 1 for other backbones
+    patch_px  side of a transformer's patches, of which both sides are multiples; 1 for other backbones
     """
     steps = [step for step in STEPS_PX if step % patch_px == 0] or [patch_px]
     shorter, longer = min(image_hw), max(image_hw)
@@ -64,7 +60,7 @@ def rival_sizes(image_hw: Size, patch_px: int = 1, shares: Sequence[float] = SHA
 
 
 def sizes_with_costs(settings: NetworkSettings, image_hw: Size, patch_px: int, glance_macs: float) -> dict[Size, int]:
-    """{size: multiply-adds} of the rivals, largest first; sizes that the backbone does not take are left out."""
+    """{size: multiply-adds} of the rivals, largest first; sizes that the backbone does not accept are left out."""
     counted = count_backbone(settings, rival_sizes(image_hw, patch_px))
     smallest = min((macs for macs in counted.values() if macs is not None), default=0)
     if smallest > glance_macs:
@@ -74,7 +70,7 @@ def sizes_with_costs(settings: NetworkSettings, image_hw: Size, patch_px: int, g
 
 
 def patch_side(encoder: Encoder) -> int:
-    """The side of a transformer's patches in px, of which images are multiples; 1 for other backbones."""
+    """The side of a transformer's patches in px; 1 for other backbones."""
     embed = getattr(encoder.backbone, "patch_embed", None)
     px = getattr(embed, "patch_size", 1)
     return int(max(px) if isinstance(px, (tuple, list)) else px)
@@ -86,43 +82,38 @@ def size_words(size: Size) -> str:
 
 
 def rival_name(size: Size) -> str:
-    """What a backbone tuned at a size is called in a run's folder: rival-160, rival-480x640."""
+    """The name of a backbone tuned at a size, in a run's folder: rival-160, rival-480x640."""
     return f"rival-{size[0]}" if size[0] == size[1] else f"rival-{size[0]}x{size[1]}"
 
 
 def size_in(name: str) -> Size | None:
-    """The size in such a name; None where it is another name."""
+    """The size in a name made by rival_name; None for any other name."""
     found = re.fullmatch(r"rival-(\d{1,5})(?:x(\d{1,5}))?", name)
     return None if found is None else (int(found[1]), int(found[2] or found[1]))
 
 
 def tuned_files(run: Path) -> dict[Size, Path]:
-    """{size: weights} of the backbones that a run has tuned at smaller sizes."""
+    """{size: file of weights} of the backbones in a run that were tuned at smaller sizes."""
     found = {size_in(file.stem): file for file in sorted(run.glob("rival-*.safetensors"))}
     return {size: file for size, file in found.items() if size is not None}
 
 
 def sizes_to_tune(sizes: Mapping[Size, int], costs: Costs) -> list[Size]:
-    """The two sizes below the whole image whose cost is nearest to that of glancefocus, half-way through its looks."""
+    """The two sizes below the whole image with costs nearest to the middle between one glance and all looks."""
     wanted = (costs.macs_after_look[0] + costs.macs_after_look[-1]) / 2
     smaller = list(sizes)[1:]
     return sorted(sorted(smaller, key=lambda size: abs(sizes[size] - wanted))[:2], reverse=True)
 
 
 def image_size(split: Split, settings: NetworkSettings) -> Size:
-    """(height, width) of the images of a split, which all have one size."""
+    """(height, width) of the images of a split, which all have the same size."""
     images, _ = next(iter(scene_batches(split, settings.view, [[0]])))
     return int(images.shape[-2]), int(images.shape[-1])
 
 
-def chosen_rows(count: int, most: int, seed: int = 0) -> NDArray[np.int64]:
-    """At most so many images of a split, by chance, in order."""
-    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
-
-
 @dataclass(frozen=True)
 class RivalAnswers:
-    """What a backbone answers at several sizes, smallest first.
+    """The answers of a backbone at several image sizes, smallest first.
 
     correct, confidence  (N, sizes)
     labels               (N,)
@@ -147,10 +138,10 @@ def answer_resized(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> RivalAnswers:
-    """What the encoder's own head says of these images of a split at every size; kept in the folder and found there again.
+    """The answers of the encoder's own head for these rows of a split at every size, stored in the folder for the next time.
 
-    weights  the file that the encoder's weights are from: the same answers are expected of the same file
-    name     of the split, in words
+    weights  the file that the encoder's weights come from; stored answers are reused if it has not changed
+    name     of the split
     """
     ordered = sorted(sizes, key=lambda size: size[0] * size[1])
     about = RecordAbout(
@@ -205,7 +196,7 @@ def _record(
 
 
 def own_answers(encoder: Encoder, whole: Tensor, size: Size) -> Tensor:
-    """(B, classes) probabilities by the encoder's own head for images (B, 3, H, W) resized to this size; of clips their frames."""
+    """(B, classes) probabilities of the encoder's own head for images (B, 3, H, W), or frames of clips, resized to this size."""
     seen = whole if tuple(whole.shape[-2:]) == size else resized(whole, size, "antialias")
     seen = seen.contiguous(memory_format=torch.channels_last)
     return encoder.own_head(encoder(seen).vector).float().softmax(dim=1)
@@ -216,7 +207,7 @@ def cascade_table(
     macs: Sequence[float],
     ms: Sequence[float] | None,
 ) -> LookTable:
-    """The look table of a cascade, smallest size first: who goes on to the next size pays for all sizes so far.
+    """The look table of a cascade, smallest size first: an image that reaches a size has paid for all sizes up to it.
 
     answers  (correct, confidence) of each size
     """
@@ -229,7 +220,7 @@ def cascade_table(
 
 
 def _certainty(probabilities: Tensor) -> Tensor:
-    """(B,) 1 where all probability is on one class, 0 where it is even."""
+    """(B,) 1 if one class has all the probability, 0 if all classes have the same."""
     entropy = torch.special.entr(probabilities).sum(dim=1)
     certainty: Tensor = (1 - entropy / math.log(max(2, probabilities.shape[1]))).clamp(0, 1)
     return certainty
@@ -237,43 +228,3 @@ def _certainty(probabilities: Tensor) -> Tensor:
 
 def _fingerprint(settings: NetworkSettings, weights: Path, sizes: Sequence[Size], rows: NDArray[np.int64]) -> str:
     return fingerprint([to_plain(settings), fingerprint(weights), list(sizes)], rows.astype("<i8"))
-
-
-RUNTIME = "eager"
-
-
-@dataclass(frozen=True)
-class RivalTimes:
-    """Medians for a single image, in milliseconds.
-
-    ours    of leaving after every sequence of patch sizes, in the order of a look table's nodes
-    resized  of the backbone at each size
-    device  in words
-    """
-
-    ours: tuple[float, ...]
-    resized: dict[Size, float]
-    device: str
-
-
-def measure_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 5, warm_up: int = 1) -> RivalTimes:
-    """All of them once in every round, so that a busy moment hits all alike. Reading and resizing files is not part of it."""
-    net, frames = bundle.net, bundle.settings.frames
-    own = Bundle(net, bundle.classes, bundle.costs, score=bundle.score, temperatures=bundle.temperatures).use(RUNTIME)
-    backbone = open_backbone(net, RUNTIME)
-    looks: list[tuple[float, ...]] = []
-
-    def ours() -> None:
-        looks.append(measure_latency(own, repeats=1, warm_up=0).ms_of_tree())
-
-    ways: dict[str, Callable[[], object]] = {"ours": ours}
-    for size in sizes:
-        shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
-        images = torch.zeros(shape, device=bundle.device)
-        ways[str(size)] = lambda images=images: backbone(images)  # type: ignore[misc]
-    times = in_turns(ways, bundle.device, rounds, warm_up)
-    return RivalTimes(
-        ours=tuple(float(ms) for ms in np.median(np.asarray(looks[warm_up:]), axis=0)),
-        resized={size: 1000 * float(np.median(times[str(size)])) for size in sizes},
-        device=f"{device_name(bundle.device)}, {torch.get_num_threads()} threads, batch 1, {RUNTIME}",
-    )

@@ -130,3 +130,14 @@ def cost_and_worth(
     nodes = table.exits(thresholds)
     at_node = np.bincount(nodes, minlength=len(table.cost))
     return float(table.cost @ at_node / len(table)), float(worth[np.arange(len(table)), nodes].mean())
+
+
+def planned_exits(shares: Sequence[float], count: int) -> list[int]:
+    """The look after which each of `count` images leaves, so that every part of the sequence keeps to these shares."""
+    left = np.zeros(len(shares))
+    plan = []
+    for number in range(1, count + 1):
+        look = int(np.argmax(np.asarray(shares) * number - left))
+        left[look] += 1
+        plan.append(look + 1)
+    return plan

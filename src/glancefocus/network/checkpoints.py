@@ -70,19 +70,19 @@ def load_official(
             f"{path} is not a checkpoint of the paper: it must hold {', '.join(PARTS)}. "
             "For a folder written by glancefocus, name the folder."
         )
-    told = _fields(content, path)
-    model = _agreed(model, told.model, "model", path)
-    patch_px = _agreed(patch_px, told.patch_px, "patch-px", path)
-    looks = looks if looks is not None else _agreed(None, told.looks, "looks", path)
-    if told.looks is not None and looks > told.looks:
-        raise BadCheckpoint(f"{path} was made for {told.looks} looks, not for {looks}. Give at most {told.looks}.")
+    stated = _fields(content, path)
+    model = _agreed(model, stated.model, "model", path)
+    patch_px = _agreed(patch_px, stated.patch_px, "patch-px", path)
+    looks = looks if looks is not None else _agreed(None, stated.looks, "looks", path)
+    if stated.looks is not None and looks > stated.looks:
+        raise BadCheckpoint(f"{path} was made for {stated.looks} looks, not for {looks}. Give at most {stated.looks}.")
     net = build(_settings(model, patch_px, looks, tensors_in(content["fc"])))
     source = str(path)
     load_exactly(net.glance_encoder.backbone, encoder_tensors(content[PARTS[0]]), "glance encoder", source)
     load_exactly(net.focus_encoder.backbone, encoder_tensors(content[PARTS[1]]), "focus encoder", source)
     load_exactly(net.classifier, classifier_tensors(content["fc"], looks), "classifier", source)
     load_exactly(net.policy, policy_tensors(content["policy"]), "policy", source)
-    return OfficialModel(net, _curve(content, looks, told.looks))
+    return OfficialModel(net, _curve(content, looks, stated.looks))
 
 
 class _Told(NamedTuple):
@@ -220,7 +220,7 @@ def _curve(content: Mapping[str, Any], looks: int, stored_looks: int | None) -> 
     """The operating points stored in the file.
 
     The released code lets a sample go at or above a threshold, we above it, so each is lowered by the least possible step. Its
-    thresholds of 1e8 (nobody leaves) and -1e8 (everybody does) become 1 and 0.
+    thresholds of 1e8 (no image leaves) and -1e8 (every image leaves) become 1 and 0.
     """
     table = _plain(content.get("dynamic_threshold"))
     if table is None or looks != stored_looks:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.backbone_options import check_options
+from glancefocus.network.backbones import check_options
 from glancefocus.torchvision_whole import ensure_torchvision
 
 ensure_torchvision()
 import timm  # noqa: E402  (torchvision must be whole before timm imports it)
 
-from glancefocus.network.pretrained import cannot_be_had, create_options  # noqa: E402
+from glancefocus.network.backbones import cannot_be_had, create_options  # noqa: E402
 
 
 class Encoding(NamedTuple):

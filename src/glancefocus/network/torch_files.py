@@ -1,4 +1,4 @@
-"""Reads what torch.save wrote: tensors and plain values only, within memory that the size of the file bounds.
+"""Reads files of torch.save: tensors and plain values only, in memory proportional to the size of the file.
 
 torch.load(weights_only=True) runs no foreign code either, but a few bytes make it take gigabytes (`bytearray(10**10)`, deflated
 archives, storages that grow, sparse tensors) or run without end (tuples of tuples as keys). Here an archive may only hold what is
@@ -82,7 +82,7 @@ def _read_old(stream: BinaryIO) -> Any:
                 raise DamagedFile("its tensors are larger than the file")
             kept[key] = torch.empty(count, dtype=kind)
         if kept[key].dtype != kind or kept[key].numel() != count:
-            raise DamagedFile(f"tensor {key} is said to be of two kinds")
+            raise DamagedFile(f"tensor {key} has two different kinds of numbers")
         return kept[key]
 
     def read() -> Any:

@@ -38,7 +38,7 @@ def _own_name(name: str) -> str:
 
 
 MOST_HEADER_BYTES = 16 << 20
-"""Of a .safetensors file: names, shapes and places of its tensors. A thousand tensors take 0.1 MB."""
+"""Largest header of a .safetensors file: names, shapes and places of its tensors. A thousand tensors take 0.1 MB."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -107,7 +107,7 @@ def tensors_in(table: Any) -> dict[str, Tensor]:
 
 
 def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str, source: str) -> None:
-    """Load a state dict that must match name by name and shape by shape; say what does not."""
+    """Load a state dict that must match name by name and shape by shape; the error lists what does not."""
     wanted = module.state_dict()
     # Files from before torch 0.4.1 do not count batches; nothing depends on that count.
     missing = [n for n in wanted if n not in tensors and not n.endswith("num_batches_tracked")]
@@ -155,8 +155,8 @@ def _kind(tensor: Tensor) -> str:
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
     """Weights of a backbone out of a file; its last layer begins with zeros where the number of classes differs.
 
-    Names must be timm's or, of a ResNet, those of TSM's released checkpoints; a file that holds the same tensors in the same order
-    under other names is taken too.
+    Names must be timm's or, for a ResNet, those of TSM's released checkpoints. A file with the same tensors in the same order under
+    other names is accepted too.
     """
     content = open_safely(path)
     for nested in ("state_dict", "model", "model_state_dict"):
@@ -175,10 +175,10 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
 
 
 def forget_answers(backbone: nn.Module) -> None:
-    """Begin with zeros in the last layer, as for classes that are new to a pretrained backbone.
+    """Set the last layer to zeros, for classes that are new to a pretrained backbone.
 
-    A random one of few classes answers at random and with great confidence (timm's range is 1 / sqrt(classes)), and the first
-    updates then ruin the layers below.
+    A random last layer with few classes answers at random with high confidence (timm draws from a range of 1 / sqrt(classes)), and
+    the first updates then ruin the layers below.
     """
     head = _head_names(backbone)
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""Runtimes: who computes the parts of a network. The loop does not know which one it runs on."""
+"""Runtimes compute the parts of a network: torch modules, ONNX Runtime, OpenVINO. The loop is the same with all of them."""

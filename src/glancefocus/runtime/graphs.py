@@ -25,7 +25,7 @@ _TRACED_BATCH = 2  # a batch of one would be taken for a constant
 
 
 def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | None = None) -> None:
-    """Write one part, with its weights inside: above 1.5 GB, which no ONNX file holds, they lie beside it as `<file>.data`.
+    """Write one part with its weights. Weights above 1.5 GB, which no ONNX file holds, are written beside it as `<file>.data`.
 
     px     the only size of images that the graph takes; None: every size that the part knows
     batch  the only batch size that it takes; None: any
@@ -38,7 +38,7 @@ def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | No
     program = _traced(part, example, _free_axes(part, example, px, batch))
     _check_free(part, program, batch)
     for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # where in whose folders each line of code stands, more than the graph itself
+        node.metadata_props.clear()  # source locations, which take more space than the graph itself
     _save(program, file)
 
 
@@ -78,7 +78,7 @@ def _traced(part: Part, example: tuple[Tensor, ...], free: tuple[dict[int, Any],
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporter says of its own insides, and that inputs share the axis "batch", as they must."""
+    """Without the exporter's internal messages, and its warning that inputs share the axis "batch", as they must."""
     log = logging.getLogger("onnxscript")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -99,7 +99,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _check_free(part: Part, program: Any, batch: int | None) -> None:
-    """The exporter takes an axis that the code fixes for a constant, and says nothing: we do."""
+    """Refuse an axis that the code fixes: the exporter silently makes it a constant."""
     for value in [*program.model.graph.inputs, *program.model.graph.outputs]:
         if batch is None and isinstance(value.shape[0], int):
             raise BadSetting(
@@ -163,7 +163,7 @@ def graphs_of(
 
 @contextmanager
 def _one_writer(folder: Path) -> Iterator[None]:
-    """Of several processes that want the same graphs one writes them; in a cache that can only be read nobody does."""
+    """One of several processes that want the same graphs writes them; a read-only cache is not written to."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(lock(folder / ".lock", wait=True))
@@ -212,7 +212,7 @@ def _hash_file(file: Path) -> Path:
 
 
 def _hash_of(file: Path) -> str:
-    """Of a graph, and of the weights that lie beside a large one."""
+    """Hash of a graph, and of the weights beside it where the graph is large."""
     weights = file.with_name(f"{file.name}.data")
     return " ".join(fingerprint(each) for each in ([file, weights] if weights.exists() else [file]))
 
@@ -235,7 +235,7 @@ def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
 
 
 def part_fingerprint(part: Part) -> str:
-    """Of a part's weights and structure, and of the versions that write its graph: a different one is a different file."""
+    """Hash of a part's weights and modules, and of the versions that write its graph: if one of them differs, the file differs."""
     about = [part.name, part.inputs, part.outputs, part.shapes, part.px, str(part.module)]
     weights = [value for named in part.module.state_dict().items() for value in named]
     return fingerprint([*about, glancefocus.__version__, torch.__version__], *weights)[:20]

@@ -1,4 +1,4 @@
-"""Light weights in ONNX graphs: int8 in heads and where a convolution waits for its weights, everything else as it was."""
+"""Light weights in ONNX graphs: int8 in memory-bound layers (heads, and convolutions on small maps), float elsewhere."""
 
 import math
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from glancefocus.network.encoder import Encoder
 from glancefocus.network.parts import Part
 
 REWRITING_VERSION = 2
-"""Raise it whenever a graph would be rewritten differently: kept graphs of another version are not used."""
+"""Raise it with every change to the rewriting: cached graphs of another version are not used."""
 
 HEAVY = 2**17
-"""Weights of a layer that are worth it; as float32 half a megabyte, of which the cache of a core holds a few."""
+"""Number of weights from which a layer is memory-bound: half a megabyte as float32; a core's cache holds only a few of these."""
 
-_FEW_PLACES = 64  # a map of 8 by 8; with many more the arithmetic takes the time
+_FEW_PLACES = 64  # a map of 8 by 8; on larger maps convolutions are bound by arithmetic, not by memory
 _BY_PIXEL = {"Relu": 1, "Add": 2}  # what may come between two products, and of how many maps
 
 
 def convolutions_as_products(model: Any) -> list[str]:
-    """Rewrite such convolutions of a model in place; returns the names of their products."""
+    """Rewrite memory-bound convolutions of a model as matrix products, in place; returns the names of the products."""
     import onnx
 
     graph = model.graph
@@ -195,7 +195,7 @@ def write_light(part: Part, file: Path, light: Path) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "export") from None
     model = onnx.load(file)
-    add_pre_process_metadata(model)  # the graph is clean already: nobody needs to be told to clean it
+    add_pre_process_metadata(model)  # the graph is preprocessed already: no warning is needed
     names = [*_products(model, [f"{name}." for name in head_layers(part.module)]), *convolutions_as_products(model)]
     # The quantiser transposes weights, and would not change what is noted of their shapes.
     del model.graph.value_info[:]

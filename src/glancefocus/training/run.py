@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from glancefocus.bench.latency import measure_rival_times
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.files import read_split
 from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadCheckpoint, BadRun, BadSetting, GlancefocusError
 from glancefocus.evaluation.assess import BEST_ACCURACY, assess, look_table
-from glancefocus.evaluation.choosing import looks_folder
-from glancefocus.evaluation.full_report import Training, read_training_curves, write_report_page
+from glancefocus.evaluation.every_look import noted_aims
 from glancefocus.evaluation.judge import Weights, judge
-from glancefocus.evaluation.records import record_looks
+from glancefocus.evaluation.records import looks_folder, record_looks
+from glancefocus.evaluation.report import Training, read_training_curves, write_report
 from glancefocus.evaluation.rivals import (
     image_size,
     patch_side,
@@ -34,6 +35,7 @@ from glancefocus.evaluation.rivals import (
     sizes_with_costs,
     tuned_files,
 )
+from glancefocus.evaluation.verdict import noted_verdict
 from glancefocus.exits.budget import solve_curve, solve_within
 from glancefocus.exits.curve import frozen
 from glancefocus.exits.record import LookRecord
@@ -285,7 +287,16 @@ def finish_bundle(
     if settings.rivals != "none":
         weights = Weights(folder / BACKBONE_FILE, tuned_files(folder))
         looks, workers = looks_folder(folder / BUNDLE_FOLDER), settings.data.workers
-        verdict = judge(bundle, record, data.val, weights, looks, workers=workers, progress=on_progress)
+        verdict = judge(
+            bundle,
+            record,
+            data.val,
+            weights,
+            looks,
+            workers=workers,
+            progress=on_progress,
+            measure_times=measure_rival_times,
+        )
         bundle.notes["verdict"] = verdict.to_plain()
     return bundle
 
@@ -325,9 +336,9 @@ def write_run_report(bundle: Bundle, data: Data, settings: TrainSettings, folder
     """Write the report page into the run's folder; returns its file."""
     record = _record_of_validation(bundle, data, settings, folder)
     findings = replace(
-        assess(bundle, record, chose=True), aims=bundle.notes.get("aims"), verdict=bundle.notes.get("verdict")
+        assess(bundle, record, chose=True), aims=noted_aims(bundle.notes), verdict=noted_verdict(bundle.notes)
     )
-    write_report_page(
+    write_report(
         folder / REPORT_FOLDER,
         findings,
         bundle,

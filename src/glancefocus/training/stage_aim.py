@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.data.splits import Split
-from glancefocus.evaluation.aims import AimsCheck, check_aims
-from glancefocus.evaluation.every_look import evaluate_every_look
+from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import LookingNetwork
 from glancefocus.network.policy import LearntPolicy, RandomSizes

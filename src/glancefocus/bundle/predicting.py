@@ -1,0 +1,382 @@
+"""How a bundle predicts: reads pictures, puts them into batches that fit into memory, runs the loop, and chooses when to stop."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from glancefocus.costs import Latency
+from glancefocus.data.clip_views import check_frames, view_any_clip
+from glancefocus.data.clips import frame_indexes, read_clip
+from glancefocus.data.images import MAX_PIXELS, as_rgb, read_picture
+from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
+from glancefocus.data.views import Picture, normalise_small, view_any, view_pixels
+from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
+from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
+from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
+from glancefocus.exits.score import score_named
+from glancefocus.free_memory import batch_bytes, bytes_of, is_out_of_memory
+from glancefocus.loop import look_until_sure
+from glancefocus.outcome import Outcome
+from glancefocus.region import Placement
+from glancefocus.runtime.forking import check_threads
+from glancefocus.scene import Scene, as_scene
+from glancefocus.settings import NetworkSettings
+from glancefocus.stream import look_at_stream, without_gradients
+from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
+
+if TYPE_CHECKING:
+    from glancefocus.bundle.bundle import Bundle
+
+FRAMES_DRAWN = 4
+"""Number of frames of a clip that are kept to draw on, as in the paper's figure."""
+HELD_BATCHES = 4
+"""Pooled images take at most the memory of this many batches; then all of them are finished before the next one is read."""
+_LONGEST_DRAWN_PX = (
+    960  # longest side of a frame to draw on: full-size frames of a batch of clips would not fit into memory
+)
+_PILLOW_BYTES = 4  # memory of one RGB pixel in Pillow
+
+
+IN_PLACE = Placement()
+"""The image is the whole picture, in its own size."""
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """A picture or clip that was read and resized for the network.
+
+    image          (3, H, W), or (frames, 3, H, W) for a clip; normalised, or still uint8 if it is large
+    placement      where the image lies in the picture
+    notes          what is unusual about the file, such as "upscaled from 20x9 px"
+    pictures       the picture, or some frames of the clip, to draw on; empty unless they were asked for
+    picture_scale  size of these pictures divided by the size of the original
+    """
+
+    image: Tensor
+    placement: Placement = IN_PLACE
+    notes: tuple[str, ...] = ()
+    pictures: tuple[Image.Image, ...] = ()
+    picture_scale: float = 1.0
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the image and the pictures take."""
+        return bytes_of(self.image) + sum(_PILLOW_BYTES * one.width * one.height for one in self.pictures)
+
+
+def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int) -> list[Picture | Viewed]:
+    """One picture, several of them, or a tensor with one more dimension in front, as a list."""
+    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
+        return list(pictures)
+    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray, Viewed)):
+        return [pictures]
+    return list(pictures)
+
+
+def least_px(settings: NetworkSettings) -> int:
+    """Side of the largest patch; smaller pictures are upscaled until it fits."""
+    return max(settings.patch_px) if settings.looks > 1 else 1
+
+
+def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
+    """Read a picture or clip; see Bundle.view."""
+    check_threads()
+    name = str(source) if isinstance(source, (str, Path)) else "the picture" if settings.frames == 1 else "the clip"
+    try:
+        if settings.frames == 1:
+            return _view_picture(source, settings, max_pixels, keep_pictures)
+        if isinstance(source, (str, Path, bytes)):
+            return _view_clip(source, name, settings, max_pixels, keep_pictures)
+        image, placement = view_any_clip(source, settings.frames, settings.view, least_px(settings))
+        return Viewed(image, placement, _noted(placement))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
+
+
+def _view_picture(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
+    if isinstance(source, (str, Path, bytes)):
+        picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
+    elif isinstance(source, Image.Image):
+        picture = as_rgb(source)
+    else:
+        image, placement = view_any(source, settings.view, least_px(settings))
+        return Viewed(image, placement, _noted(placement))
+    pixels, placement = view_pixels(picture, settings.view, least_px(settings))
+    image = normalise_small(pixels, settings.view)
+    return Viewed(image, placement, _noted(placement), (picture,) if keep_pictures else ())
+
+
+def _view_clip(
+    source: str | Path | bytes, name: str, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool
+) -> Viewed:
+    placements: list[Placement] = []
+    scale = 1.0
+
+    def keep(picture: Image.Image) -> tuple[Tensor, Image.Image | None]:
+        nonlocal scale
+        pixels, placement = view_pixels(picture, settings.view, least_px(settings))
+        image = normalise_small(pixels, settings.view)
+        if not placements:
+            check_frames(image, settings.frames, name)
+            scale = min(1.0, _LONGEST_DRAWN_PX / max(picture.size))
+        placements.append(placement)
+        return image, _scaled(picture, scale) if keep_pictures else None
+
+    clip = read_clip(source, settings.frames, keep, limits=Limits(pixels=max_pixels or MAX_FRAME_PIXELS))
+    drawn = [clip.frames[number][1] for number in frame_indexes(settings.frames, FRAMES_DRAWN)]
+    return Viewed(
+        torch.stack([image for image, _ in clip.frames]),
+        placements[0],
+        (*clip.notes, *_noted(placements[0])),
+        tuple(picture for picture in drawn if picture is not None),
+        scale,
+    )
+
+
+def _noted(placement: Placement) -> tuple[str, ...]:
+    return (placement.note,) if placement.note else ()
+
+
+def _scaled(picture: Image.Image, scale: float) -> Image.Image:
+    return picture if scale == 1 else picture.resize((round(picture.width * scale), round(picture.height * scale)))
+
+
+def in_batches(items: Iterable[Viewed | None], batch_size: int) -> Iterator[list[Viewed] | None]:
+    """Batches of `batch_size` images, or of fewer if these would take too much memory; a large image is a batch of its own.
+
+    items  None: no image has arrived; images that are waiting for a full batch are then a batch. Without any, None is passed on.
+    """
+    most_bytes = batch_bytes()
+    batch: list[Viewed] = []
+    taken = 0
+    for item in items:
+        size = 0 if item is None else item.held_bytes
+        if batch and (item is None or taken + size > most_bytes):
+            yield batch
+            batch, taken = [], 0
+        elif item is None:
+            yield None
+        if item is not None:
+            batch.append(item)
+            taken += size
+        del item  # so that it is not in memory any more when the next one is read
+        if len(batch) == batch_size or (batch and taken >= most_bytes):
+            yield batch
+            batch, taken = [], 0
+    if batch:
+        yield batch
+
+
+def cut(viewed: Sequence[Viewed], batch_size: int) -> list[list[Viewed]]:
+    """The same for images that are all in memory already."""
+    return [list(viewed[start : start + batch_size]) for start in range(0, len(viewed), batch_size)]
+
+
+def joined(outcomes: Iterable[Outcome]) -> Outcome:
+    """One outcome of several batches."""
+    parts = list(outcomes)
+    if not parts:
+        raise BadImage("there are no pictures to look at.")
+    return parts[0] if len(parts) == 1 else Outcome.join(parts)
+
+
+def shared_time(ends_at: float, batches: int) -> Callable[[], float]:
+    """For run_apart: every batch gets an equal share of the time that is left when it begins."""
+    left = batches
+
+    def share_ends_at() -> float:
+        nonlocal left
+        now = time.perf_counter()
+        end = now + (ends_at - now) / left
+        left -= 1
+        return end
+
+    return share_ends_at
+
+
+def run_apart(
+    bundle: "Bundle",
+    batches: Iterable[list[Viewed] | None],
+    rule: ExitRule,
+    ends_at: Callable[[], float] | None = None,
+) -> Iterator[Outcome]:
+    """The outcome of every batch, one after the other.
+
+    ends_at  the time at which the looks at the next batch must end, in seconds of time.perf_counter
+    """
+    for batch in batches:
+        if batch:
+            if ends_at is not None:
+                rule = replace(rule, deadline=Deadline(time.perf_counter, time.perf_counter(), ends_at()))
+            with torch.inference_mode():
+                outcome = look_until_sure(bundle.net, _scene(bundle, batch), rule)
+            yield _described(outcome, bundle, rule, _facts(batch))
+        del batch  # so that its images are not in memory any more when the next ones are read
+
+
+def run_pooled(
+    bundle: "Bundle",
+    batches: Iterable[list[Viewed] | None],
+    rule: ExitRule,
+    full_batch: int,
+    wait_ms: float | None = None,
+) -> Iterator[Outcome]:
+    """The same, but undecided images of several batches take their next look together, so that batches stay full."""
+    batches, end = iter(batches), object()
+    most_bytes = HELD_BATCHES * batch_bytes()
+    begun: deque[_Facts] = deque()
+
+    def scenes(first: list[Viewed] | None) -> Iterator[Scene | None]:
+        held, batch = 0, first
+        while True:
+            if batch:
+                begun.append(_facts(batch))
+                held += sum(one.held_bytes for one in batch)
+            yield _scene(bundle, batch) if batch else None
+            following: Any = next(batches, end) if held < most_bytes else end
+            if following is end:
+                return
+            batch = following
+
+    for first in batches:
+        outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
+        for outcome in without_gradients(outcomes):
+            yield _described(outcome, bundle, rule, begun.popleft())
+
+
+def can_stop_early(rule: ExitRule) -> bool:
+    """Whether an image can stop before the last look; otherwise pooling has no use."""
+    return any(rule.threshold(look) < math.inf for look in range(1, rule.looks))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What an outcome reports about the images of its batch."""
+
+    placements: tuple[Placement, ...]
+    notes: tuple[tuple[str, ...], ...]
+    image_px: Tensor
+
+
+def _facts(batch: Sequence[Viewed]) -> _Facts:
+    notes = tuple(one.notes for one in batch)
+    sizes = torch.tensor([one.image.shape[-2:] for one in batch])
+    return _Facts(tuple(one.placement for one in batch), notes if any(notes) else (), sizes)
+
+
+def _scene(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
+    check_threads()
+    return as_scene([one.image.to(bundle.device) for one in batch], bundle.settings.view)
+
+
+def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts) -> Outcome:
+    """The outcome with class names, costs, thresholds and what is known about its images; NaN in the answers is refused."""
+    if not bool(outcome.logits.isfinite().all()):
+        raise BadBundle(
+            "the network's answers are NaN or infinite: its weights are too large, or broken. Train or import it again."
+        )
+    return replace(
+        outcome,
+        classes=bundle.classes,
+        costs=bundle.costs,
+        thresholds=tuple(rule.threshold(look) for look in range(1, rule.looks + 1)),
+        score=rule.score.name,
+        notes=facts.notes,
+        placements=facts.placements,
+        image_px=facts.image_px,
+    )
+
+
+def exit_rule(
+    bundle: "Bundle",
+    *,
+    thresholds: Sequence[Any] | None,
+    looks: int | None,
+    budget_macs: float | None,
+    budget_ms: float | None,
+) -> ExitRule:
+    """The rule for what a user asked for; see Bundle.exit_rule."""
+    if sum(choice is not None for choice in (thresholds, looks, budget_macs, budget_ms)) > 1:
+        raise BadSetting("give thresholds, or a number of looks, or a budget, not several of them.")
+    most, costs = bundle.settings.looks, bundle.costs
+    if looks is not None and checked(Looks, looks, "looks") > most:
+        raise BadSetting(f"this network takes 1 to {most} looks, not {looks}.")
+    if budget_macs is not None:
+        budget = checked(MultiplyAdds, budget_macs, "budget_macs")
+        every_look_macs = max(costs.macs_of_tree())
+        thresholds = _within(bundle, budget, costs.macs_after_look[0], every_look_macs, "macs", _mean_macs)
+    elif budget_ms is not None:
+        budget = checked(Milliseconds, budget_ms, "budget_ms")
+        latency = _measured(bundle)
+        every_look_ms = max(latency.ms_of_tree())
+        thresholds = _within(bundle, budget, latency.glance_ms, every_look_ms, "ms", latency.mean_ms)
+    elif thresholds is None and looks is None:
+        thresholds = bundle.thresholds
+    if thresholds is None:
+        number = looks or most
+        return replace(every_look(number), temperatures=bundle.temperatures and bundle.temperatures[:number])
+    if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):
+        raise BadSetting(f"thresholds must be a list of numbers, but got {shown(thresholds)}.")
+    return _rule_of(bundle, list(thresholds))
+
+
+def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
+    most, sizes = bundle.settings.looks, bundle.settings.patch_px
+    if len(thresholds) == most - 1:  # the last look needs no threshold: every image stops there
+        thresholds = [*thresholds, 0.0 if len(sizes) == 1 else [0.0] * len(sizes)]
+    if len(thresholds) != most:
+        raise BadSetting(
+            f"this network takes {most} looks, so it needs {most - 1} thresholds, but got {len(thresholds)}."
+        )
+    if {isinstance(t, Sequence) for t in thresholds} != {len(sizes) > 1}:
+        each = "one threshold" if len(sizes) == 1 else f"{len(sizes)} thresholds"
+        raise BadSetting(f"a network with patches of {list(sizes)} px needs {each} for each look.")
+    score = score_named(bundle.score, torch.Generator().manual_seed(0))
+    if len(sizes) > 1:
+        return SizeRule(thresholds, score, bundle.temperatures, patch_px=sizes)
+    return ExitRule(thresholds, score, bundle.temperatures)
+
+
+def _measured(bundle: "Bundle") -> Latency:
+    latency = bundle.latency_here()
+    if latency is None:
+        raise BadBudget(
+            "no milliseconds were measured on this device with this number of threads in this runtime. "
+            "Run `gf budget BUNDLE DATA --ms` on it (with the same --runtime, --light-weights and --threads), "
+            "or give a budget in multiply-adds."
+        )
+    return latency
+
+
+def _within(
+    bundle: "Bundle", budget: float, glance: float, every_look: float, unit: str, cost_of: Callable[[Point], float]
+) -> Sequence[Any]:
+    """The most accurate stored thresholds whose mean cost is within the budget."""
+    refuse_budget(budget, glance, unit)
+    looks, sizes = bundle.settings.looks, len(bundle.settings.patch_px)
+    if budget >= every_look:
+        return stay_thresholds(looks, sizes)
+    points = [p for p in bundle.curve if "mean_macs" in p and (unit == "macs" or "exits_per_look" in p)]
+    if not points:
+        raise BadBudget(
+            "this bundle has no operating points to choose from. Solve them with `gf budget BUNDLE DATA`, "
+            "or give thresholds or a number of looks instead."
+        )
+    # No point was measured between one glance and the cheapest point; to stop every image at the glance always fits.
+    found = thresholds_at(points, budget, cost_of)
+    return leave_thresholds(looks, sizes) if found is None else found
+
+
+def _mean_macs(point: Point) -> float:
+    return float(point["mean_macs"])
