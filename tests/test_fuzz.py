@@ -28,8 +28,7 @@ from hypothesis import strategies as st
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Latency, device_name
-from glancefocus.data.checking import DIGEST_DIGITS, Content
-from glancefocus.data.split_record import RecordedFile, SplitRecord
+from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import GlancefocusError
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.network import checkpoints as official

@@ -16,12 +16,12 @@ from glancefocus.interrupts import (
     Interrupted,
     InterruptedAgain,
     children_without_signals,
-    farewell,
     handled,
     held,
     interrupted,
-    last_words,
-    let_through,
+    interruptible,
+    stop_message,
+    stop_sentence,
 )
 
 
@@ -61,7 +61,7 @@ def test_a_held_signal_is_raised_at_the_end_of_the_outermost_block() -> None:
 def test_a_block_that_lets_signals_through_raises_one_that_was_held() -> None:
     with pytest.raises(Interrupted), held():  # noqa: PT012
         press()
-        with let_through():
+        with interruptible():
             raise AssertionError("not reached")
 
 
@@ -81,10 +81,10 @@ def test_an_error_in_a_held_block_is_not_hidden_by_the_signal() -> None:
 
 @pytest.mark.usefixtures("_handled")
 def test_what_is_said_at_the_end_is_what_the_innermost_block_says() -> None:
-    with farewell("outer."):
-        with farewell(lambda at_once: "half." if at_once else "inner."):
-            assert (last_words(), last_words(at_once=True)) == ("inner.", "half.")
-        assert last_words() == "outer."
+    with stop_message("outer."):
+        with stop_message(lambda immediately: "half." if immediately else "inner."):
+            assert (stop_sentence(), stop_sentence(immediately=True)) == ("inner.", "half.")
+        assert stop_sentence() == "outer."
 
 
 class Stubborn:

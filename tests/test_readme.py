@@ -78,7 +78,7 @@ def place(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(folder)
-        patch.setattr("glancefocus.training.recipes.train_settings", lambda *words, **changes: tiny_demo())
+        patch.setattr("glancefocus.cli.demo.demo_settings", lambda seed: tiny_demo())
         assert run("gf demo") == 0
         torch.save(official.checkpoint("mobilenetv3_large_100_96"), folder / "gfnet_mobilenetv3.pth.tar")
         small_bundle(frames=4, classifier="cascaded").save(folder / "runs" / "gestures" / "bundle")

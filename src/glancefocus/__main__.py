@@ -1,14 +1,14 @@
-"""The command `gf`, also `python -m glancefocus`: signals are handled before anything that takes a while is imported."""
+"""The command `gf`, also `python -m glancefocus`: handles signals before anything slow is imported."""
 
 import sys
 
-from glancefocus.interrupts import farewell, first_farewell, take_over
+from glancefocus.interrupts import first_stop_message, stop_message, take_over
 
 
 def main() -> None:
     """Run the command of this process and exit."""
     take_over()
-    with farewell(first_farewell(sys.argv[1:])):
+    with stop_message(first_stop_message(sys.argv[1:])):
         from glancefocus.cli.main import main as run
 
         run()

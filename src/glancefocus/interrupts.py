@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: raised as Interrupted where nothing is half done, kept back where something is, never shown as a traceback.
+"""Ctrl-C and SIGTERM: raised as Interrupted where the program can stop, delayed where it cannot, never shown as a traceback.
 
-A step of training and the writing of a checkpoint are kept whole (`held`); everything else is interrupted at once. A second signal
-ends the program without waiting for anything: files are written aside, so what was there before stays. Imports little, so that
-signals are handled from the command's first moment on.
+A step of training and the writing of a checkpoint are not interrupted (`held`); everything else is interrupted immediately. A
+second signal ends the program without waiting. Files are still whole then, because a new file replaces an old one only when it is
+complete. This module imports little, so that signals are handled from the start of the command.
 """
 
 import _thread
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_CODE = 130
 LAUNCHED = "GLANCEFOCUS_LAUNCHED"
-"""Set in processes that another process of this program started: that one says what there is to say."""
+"""Set in processes that were started by another process of this program; only that one prints messages."""
 _CURSOR_SHOWN, _LINE_CLEARED = "\x1b[?25h", "\r\x1b[2K"
 
 
@@ -27,31 +27,34 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptedAgain(Interrupted):
-    """And again, in the middle of something that is now half done."""
+    """The user has stopped the program a second time, in the middle of work that is now incomplete."""
 
 
-Farewell = Callable[[bool], str]
-"""What is said at the end, given whether the program stops at once, without finishing what it was doing."""
+StopMessage = Callable[[bool], str]
+"""Gives the message that is printed when the program is stopped; the argument: it stops without finishing the current step."""
 
 
-def _default_farewell(at_once: bool) -> str:
+def _default_message(immediately: bool) -> str:
     return "interrupted."
 
 
 class _Process:
-    """What this process knows of its signals.
+    """The state of signal handling in this process.
 
-    owned    the program is the whole process and may end it; otherwise another program uses it
-    asked    how many signals have come
-    ending   the exit code of work that is done, when only Python's own end is left
+    handles  our handlers are installed
+    owned    the command is the whole process and may end it; otherwise it runs inside another program
+    signals  number of signals that have arrived
+    held     signals are delayed
+    ending   exit code when all work is done and only Python's own shutdown is left; None before
+    hook     the handler for exceptions in finalizers that was there before
     """
 
     handles = False
     owned = False
-    asked = 0
+    signals = 0
     held = False
     ending: int | None = None
-    farewell: Farewell = staticmethod(_default_farewell)
+    stop_message: StopMessage = staticmethod(_default_message)
     hook: Any = None
 
 
@@ -59,13 +62,13 @@ _process = _Process()
 
 
 def take_over() -> None:
-    """Ctrl-C and SIGTERM raise Interrupted from now on, or end this process: it belongs to the command."""
+    """Ctrl-C and SIGTERM raise Interrupted from now on, or end this process, which the command owns."""
     _install(owned=True)
 
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise Interrupted in this block. Outside of the main thread they cannot, and nothing changes."""
+    """Ctrl-C and SIGTERM raise Interrupted in this block. Outside the main thread that is impossible, and nothing changes."""
     if _process.handles or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,41 +85,41 @@ def handled() -> Iterator[None]:
 def _install(owned: bool) -> None:
     _process.owned = owned
     if not _process.handles:
-        _process.handles, _process.asked, _process.held, _process.farewell = True, 0, False, _default_farewell
+        _process.handles, _process.signals, _process.held, _process.stop_message = True, 0, False, _default_message
         _process.hook, sys.unraisablehook = sys.unraisablehook, _raise_again
         for number in SIGNALS:
             signal.signal(number, _on_signal)
 
 
 @contextmanager
-def farewell(words: str | Farewell) -> Iterator[None]:
-    """What is said when the program is stopped in this block; it stays so where the block ends with an exception."""
-    before = _process.farewell
-    _process.farewell = (lambda at_once: words) if isinstance(words, str) else words
+def stop_message(words: str | StopMessage) -> Iterator[None]:
+    """The message that is printed if the program is stopped in this block; it stays if the block ends with an exception."""
+    before = _process.stop_message
+    _process.stop_message = (lambda immediately: words) if isinstance(words, str) else words
     yield
-    _process.farewell = before
+    _process.stop_message = before
 
 
-def first_farewell(words: list[str]) -> str:
-    """What is said when a command with these words is stopped before it has begun."""
+def first_stop_message(words: list[str]) -> str:
+    """The message for a command that is stopped before it has begun; words: its arguments."""
     if words[:1] in (["train"], ["demo"]):
         return "stopped before anything was learnt, so nothing is lost. The same command starts again."
     return "interrupted."
 
 
-def last_words(*, at_once: bool = False) -> str:
-    """The sentence for where the program was stopped."""
-    return _process.farewell(at_once)
+def stop_sentence(*, immediately: bool = False) -> str:
+    """The message for the place where the program was stopped."""
+    return _process.stop_message(immediately)
 
 
 def interrupted() -> bool:
-    """A signal has come."""
-    return _process.handles and _process.asked > 0
+    """Whether a signal has arrived."""
+    return _process.handles and _process.signals > 0
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Signals wait until the end of this block, and are raised there, unless a block around it holds them, too."""
+    """Delay signals until the end of this block, where Interrupted is raised, unless an outer block delays them, too."""
     before, _process.held = _process.held, True
     try:
         yield
@@ -127,8 +130,8 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def let_through() -> Iterator[None]:
-    """Signals are raised in this block, also within one in which they are held: nothing is half done here."""
+def interruptible() -> Iterator[None]:
+    """Raise signals in this block, even inside one that delays them: it is safe to stop here."""
     before, _process.held = _process.held, False
     try:
         if interrupted():
@@ -140,15 +143,15 @@ def let_through() -> Iterator[None]:
 
 @contextmanager
 def children_without_signals() -> Iterator[None]:
-    """Processes started in this block do not get Ctrl-C and SIGTERM, from their first moment on; their parent ends them."""
+    """Processes that are started in this block never get Ctrl-C and SIGTERM; their parent ends them."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # started in the block, it would unblock the signals
-    # Another thread of ours may still take the signal, and Python then handles it in this one: a child whose start is interrupted
-    # complains at length, so the signal waits until the child has started.
+    resource_tracker.ensure_running()  # if it were started in the block, it would unblock the signals
+    # Another of our threads may still receive the signal, and Python then handles it in this one. If the start of a child is
+    # interrupted, the child prints long errors; so the signal is delayed until the child has started.
     with held():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -157,76 +160,76 @@ def children_without_signals() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ended(code: int) -> None:
-    """The work is done: from now on a signal only cuts Python's own end short."""
+def work_is_done(code: int) -> None:
+    """All work is done: from now on a signal only shortens Python's own shutdown."""
     _process.ending = code if _process.owned else None
 
 
 def owns_process() -> bool:
-    """The command may end this process."""
+    """Whether the command may end this process."""
     return _process.owned and _process.handles
 
 
-def leave(code: int, sentence: str | None = None) -> NoReturn:
-    """End this process and its children now, and leave the terminal as it was found."""
-    with suppress(ValueError):  # outside of the main thread
+def end_process(code: int, sentence: str | None = None) -> NoReturn:
+    """End this process and its children immediately, and restore the terminal."""
+    with suppress(ValueError):  # outside the main thread
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, "SIGCHLD"):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch complains of workers that are killed
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report workers that are killed
     with suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     if sentence is not None:
-        write_past_buffers(f"gf: {sentence}")
+        write_unbuffered(f"gf: {sentence}")
     with suppress(Exception):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing is to be said after that
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nothing more is printed after the message
         if "multiprocessing.util" in sys.modules:
             import multiprocessing.util
 
             for child in multiprocessing.active_children():
                 child.kill()
-            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # or else semaphores stay behind
+            multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]  # otherwise semaphores leak
     os._exit(code)
 
 
-def write_past_buffers(sentence: str) -> None:
-    """To the terminal or wherever errors go, past Python's buffers, one of which the signal may have interrupted."""
+def write_unbuffered(sentence: str) -> None:
+    """Write to standard error without Python's buffers: the signal may have interrupted a write to one of them."""
     cleared = _CURSOR_SHOWN + _LINE_CLEARED if os.isatty(2) else ""
     with suppress(OSError):
         os.write(2, f"{cleared}{sentence}\n".encode())
 
 
-def speaks() -> bool:
-    """Of several processes of one run, this is the one that talks to the user."""
+def prints_messages() -> bool:
+    """Whether this process prints messages; only one of several processes of a run does."""
     return LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _process.ending is not None:
-        leave(_process.ending)
-    _process.asked += 1
-    again = _process.asked > 1
+        end_process(_process.ending)
+    _process.signals += 1
+    again = _process.signals > 1
     if _process.held and not again:
-        if _process.owned and speaks():
-            write_past_buffers("gf: stopping when this step is saved. Ctrl-C again stops at once.")
+        if _process.owned and prints_messages():
+            write_unbuffered("gf: stopping when this step is saved. Press Ctrl-C again to stop immediately.")
         return
-    # An import cannot be interrupted in its middle: some libraries crash then.
+    # An import must not be interrupted: some libraries crash then. The process is ended instead.
     if _process.owned and (again or _imports(frame)):
-        leave(EXIT_CODE, last_words(at_once=True) if speaks() else None)
+        end_process(EXIT_CODE, stop_sentence(immediately=True) if prints_messages() else None)
     raise InterruptedAgain if _process.held else Interrupted
 
 
 def _raise_again(lost: Any) -> None:
-    """In finalizers Python ignores exceptions, and with them Interrupted: it is raised again a moment later."""
+    """Python ignores exceptions in finalizers, Interrupted included: raise it again a moment later."""
     if lost.exc_type is not None and issubclass(lost.exc_type, Interrupted):
-        _process.asked = 0
+        _process.signals = 0
         threading.Timer(0.02, _thread.interrupt_main).start()
     else:
         _process.hook(lost)
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """The main thread is importing a module."""
+    """Whether the main thread is importing a module."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

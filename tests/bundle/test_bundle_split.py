@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.checking import Content
-from glancefocus.data.split_record import FILE, RecordedFile, SplitRecord
+from glancefocus.data.split_record import FILE, Content, RecordedFile, SplitRecord
 from glancefocus.errors import BadBundle
 
 RECORD = SplitRecord.of(

@@ -21,8 +21,7 @@ import glancefocus as gf
 from glancefocus.bundle import hub as hub_module
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.hub import HubName, hub_name, is_hub_name
-from glancefocus.data.checking import DIGEST_DIGITS, Content
-from glancefocus.data.split_record import RecordedFile, SplitRecord
+from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 
 # Of the hub's own client, when it uploads a file.
@@ -165,9 +164,7 @@ def test_what_is_not_there_or_not_allowed_is_said(
     with pytest.raises(BadBundle, match="hf://anna/text is not a bundle of glancefocus: bundle.json or model.safeten"):
         gf.load("hf://anna/text")
     published.gated.add("anna/birds")
-    with pytest.raises(
-        BadBundle, match="only for those who were given access. Ask for it at http.*anna/birds, then log"
-    ):
+    with pytest.raises(BadBundle, match="access to .* is restricted. Ask for it at http.*anna/birds, then log"):
         gf.load("hf://anna/birds")
     with pytest.raises(
         BadBundle, match="cannot be published: .* does not allow it .status 401.. You may need another tok"

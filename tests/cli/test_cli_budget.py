@@ -398,12 +398,12 @@ def bad_data(kind: str, folder: Path) -> Path:
     ("kind", "sentence"),
     [
         ("no such data", "gf: there is no data set named"),
-        ("empty", "has no class folders. Put the images of each class into a folder named like it."),
-        ("unknown labels", "has the label 'fox', which the bundle does not know. Its classes are cat, dog, eel."),
+        ("empty", "has no class folders. Put the images of each class into a folder with the name of the class."),
+        ("unknown labels", "has the label 'fox', which is not a class of the bundle. Its classes are cat, dog, eel."),
         ("one image", "has 1. Give at least 4 images, better some hundred."),
         ("one image a split", "gf: thresholds need at least 2 images to be chosen on, but got 1."),
         ("all images equal", "images have the same score at every look"),
-        ("broken images", "gf: 11 of 12 files cannot be read, more than the 10 that may be skipped (--max-bad-files)."),
+        ("broken images", "gf: 11 of 12 files cannot be read; at most 10 may be skipped (--max-bad-files)."),
     ],
 )
 def test_data_that_cannot_choose_is_one_sentence(

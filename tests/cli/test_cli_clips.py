@@ -90,7 +90,7 @@ def test_fewer_frames_than_the_network_looks_at_are_said(
     short = make_video(tmp_path / "short.mp4", frames=2)
     code, (answer,), err = answers(gf, bundle_folder, short)
     assert code == 0
-    assert answer["notes"] == [f"{short} has 2 frames, fewer than the 4 that are looked at; the last is repeated."]
+    assert answer["notes"] == [f"{short} has 2 frames, fewer than the 4 that the network needs; the last is repeated."]
     assert err == f"gf: note: {answer['notes'][0]}\n"
 
 

@@ -250,9 +250,7 @@ def test_a_damaged_record_is_a_sentence_and_does_not_keep_a_bundle_from_answerin
     (bundle / "split.jsonl.gz").write_bytes(b"broken")
     file = next(flat.data.rglob("*.png"))
     assert gf("predict", bundle, file, "--json")
-    assert "split.jsonl.gz, which says what a network was trained on, is damaged" in gf(
-        "evaluate", bundle, flat.data, code=2
-    )
+    assert "split.jsonl.gz, the record of the training data, is damaged" in gf("evaluate", bundle, flat.data, code=2)
 
 
 def test_a_run_whose_classes_or_files_changed_is_not_resumed(tmp_path: Path) -> None:

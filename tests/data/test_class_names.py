@@ -45,5 +45,5 @@ def test_folders_named_by_wordnet_id_are_measured_as_the_classes_they_are(tmp_pa
     opened = open_labelled(DataSettings(str(tmp_path)), view, CLASSES)
     assert opened.splits["val"].labels.tolist() == [0, 1, 2]
     (tmp_path / "val" / "n00000001").mkdir()
-    with pytest.raises(BadData, match="has the label 'n00000001', which the bundle does not know"):
+    with pytest.raises(BadData, match="has the label 'n00000001', which is not a class of the bundle"):
         open_labelled(DataSettings(str(tmp_path)), view, CLASSES)

@@ -65,9 +65,11 @@ def test_class_folders_of_pictures_are_not_clips_and_the_other_way_round(tmp_pat
         frames_at(tmp_path / "pictures" / name)
         (tmp_path / "videos" / name).mkdir(parents=True)
         (tmp_path / "videos" / name / "clip.mp4").write_bytes(b"x")
-    with pytest.raises(BadData, match=r"holds pictures and no clips\. Put the frames of each clip into a folder"):
+    with pytest.raises(
+        BadData, match=r"contains pictures instead of clips\. Put the frames of each clip into a separate folder"
+    ):
         classes_of(str(tmp_path / "pictures"), frames=8)
-    with pytest.raises(BadData, match=r"hold no images\. They hold clips: name a number of --frames"):
+    with pytest.raises(BadData, match=r"contain no images\. They contain clips: set the number of --frames"):
         classes_of(str(tmp_path / "videos"))
 
 
@@ -124,18 +126,20 @@ def test_a_published_set_with_something_missing_is_refused(tmp_path: Path) -> No
     with pytest.raises(BadData, match=r"1 of 4 clips of the lists are not in .*, such as 99\. Unpack all parts"):
         open_data(DataSettings(str(folder)), VIEW, frames=4)
     listed.write_text("7;Juggling something\n")
-    with pytest.raises(BadData, match="has the label 'Juggling something', which something-something-v1-labels.csv"):
+    with pytest.raises(
+        BadData, match="has the label 'Juggling something', which is not in something-something-v1-labels.csv"
+    ):
         open_data(DataSettings(str(folder)), VIEW, frames=4)
     listed.unlink()
-    with pytest.raises(BadData, match=r"but no something-something-v1-train\.csv beside it"):
+    with pytest.raises(BadData, match=r"but not something-something-v1-train\.csv\. Download all lists"):
         open_data(DataSettings(str(folder)), VIEW, frames=4)
 
 
 def test_worlds_are_of_images_or_of_clips() -> None:
-    with pytest.raises(BadData, match="gestures is a world of clips, but the network looks at images"):
+    with pytest.raises(BadData, match="gestures consists of clips, but the network takes images"):
         open_data(DataSettings("gestures"), VIEW)
-    with pytest.raises(BadData, match="signs is a world of images, but the network looks at clips"):
+    with pytest.raises(BadData, match="signs consists of images, but the network takes clips"):
         open_data(DataSettings("signs"), VIEW, frames=8)
-    with pytest.raises(BadData, match=r"gestures have 8 frames, but the network looks at 4\. Draw them with as many"):
+    with pytest.raises(BadData, match=r"gestures have 8 frames, but the network takes 4\. Draw them with --set"):
         open_data(DataSettings("gestures"), VIEW, frames=4)
     assert classes_of("gestures", 8)[0] == "none"

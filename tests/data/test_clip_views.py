@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.clip_views import ClipFileSplit, augmented_clip, multi_scale_crop, view_any_clip, view_clip
-from glancefocus.data.splits import AugmentSettings, in_order, scene_batches
-from glancefocus.data.views import view_picture
+from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_any_clip, view_clip
+from glancefocus.data.splits import in_order, scene_batches
+from glancefocus.data.views import AugmentSettings, view_picture
 from glancefocus.errors import BadData, BadImage
 from glancefocus.settings import ViewSettings
 
@@ -51,7 +51,7 @@ def test_arrays_and_tensors_are_clips() -> None:
     assert torch.equal(one, two)
     with pytest.raises(BadImage, match=r"a clip must have the shape \(8, 3, height, width\), but got \(4, 3, 40, 50\)"):
         view_any_clip(tensor, 8, SMALL)
-    with pytest.raises(BadImage, match="looks at clips of 4 frames, not at a single picture"):
+    with pytest.raises(BadImage, match="takes clips of 4 frames, not a single picture"):
         view_any_clip(Image.new("RGB", (40, 40)), 4, SMALL)
 
 

@@ -212,7 +212,7 @@ def test_fewer_frames_than_asked_are_said(make_video: MakeVideo, tmp_path: Path)
     clip = numbers(make_video(tmp_path / "clip.mp4", frames=3), 8)
     assert clip.frames == [0, 1, 2, 2, 2, 2, 2, 2]
     assert clip.notes == (
-        f"{tmp_path / 'clip.mp4'} has 3 frames, fewer than the 8 that are looked at; the last is repeated.",
+        f"{tmp_path / 'clip.mp4'} has 3 frames, fewer than the 8 that the network needs; the last is repeated.",
     )
 
 
@@ -254,7 +254,7 @@ def test_gaps_between_frames_are_said_and_passed_over(tmp_path: Path) -> None:
     clip = numbers(folder, 4)
     assert clip.frames == [0, 1, 2, 3]
     assert clip.notes == (
-        f"{folder} has gaps: 2 frames are missing between 00001.jpg and 00006.jpg; those that are there are used.",
+        f"{folder} has gaps: 2 frames are missing between 00001.jpg and 00006.jpg; the others are used.",
     )
 
 
@@ -344,7 +344,7 @@ def test_an_mp4_that_was_cut_off_behind_its_table_of_contents_says_how_much_is_t
     clip = numbers(tmp_path / "cut.mp4", 4)
     assert 4 <= clip.count < 30
     assert clip.frames == frame_indexes(clip.count, 4)
-    assert clip.notes == (f"{tmp_path / 'cut.mp4'} is cut off: {clip.count} of its 30 frames are there.",)
+    assert clip.notes == (f"{tmp_path / 'cut.mp4'} is cut off: it has {clip.count} of its 30 frames.",)
 
 
 def test_bytes_changed_at_random_never_hang_and_never_show_a_traceback(make_video: MakeVideo, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.data.checking import without_missing
-from glancefocus.data.lists import read_labelled_csv
+from glancefocus.data.lists import read_labelled_csv, without_missing
 from glancefocus.data.sources import DataSettings, classes_of, open_data
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
@@ -61,7 +60,7 @@ def test_another_first_line_that_is_no_file_is_taken_for_names_and_said(folder: 
     _, classes = read_labelled_csv(listed(folder, "Bild,Tier", *LINES), remarks)
     assert classes == ("cat", "dog")
     assert remarks == [
-        f"the first line of {folder / 'list.csv'} (Bild,Tier) was taken for names of columns, since 'Bild' is not a file."
+        f"the first line of {folder / 'list.csv'} (Bild,Tier) was taken for column names, because 'Bild' is not a file."
     ]
 
 
@@ -82,13 +81,13 @@ def test_missing_files_are_counted_and_named(folder: Path) -> None:
     path = listed(folder, *lines)
     rows, _ = read_labelled_csv(path)
     with pytest.raises(
-        BadData, match=r"5 of the 11 files that .*list.csv lists are not there: .*sub/0.jpg, .*, \.\.\.\. "
+        BadData, match=r"5 of the 11 files in the list .*list.csv do not exist: .*sub/0.jpg, .*, \.\.\.\. "
     ) as e:
         without_missing(rows, path, 4)
     assert f"relative to the folder of the CSV, {folder}" in str(e.value)
     there, sentences = without_missing(rows, path, 5)
     assert len(there) == 6
-    assert sentences[0] == f"there is no file {folder}/sub/0.jpg, which {path} lists."
+    assert sentences[0] == f"{path} lists {folder}/sub/0.jpg, which does not exist."
     view = ViewSettings(height_px=16, width_px=16)
     for check_files in (True, False):  # also where files are not read before training
         data = open_data(DataSettings(str(path), workers=0, check_files=check_files), view)

@@ -86,9 +86,9 @@ def test_a_stream_can_be_left_before_it_ends(fake_camera: None) -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("7", r"there is no camera 7 \(/dev/video7: no such file or directory\). Cameras here: "),
+        ("7", r"there is no camera 7 \(/dev/video7: no such file or directory\). Cameras found: "),
         ("/dev/video7", r"there is no camera /dev/video7 "),
-        ("nothing.mp4", r"there is no video file nothing.mp4. Give a camera's number, a file, or an address"),
+        ("nothing.mp4", r"there is no video file nothing.mp4. Give the number of a camera, a file, or an address"),
         (__file__, r"cannot be opened as a video or a stream: invalid data"),
         ("tcp://127.0.0.1:9", r"tcp://127.0.0.1:9 cannot be opened as a video or a stream: connection refused."),
     ],
@@ -125,7 +125,9 @@ def test_each_system_has_its_own_cameras(
 
 def test_on_windows_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(BadClip, match="cameras have names here, not numbers: give --camera video=NAME instead of 0"):
+    with pytest.raises(
+        BadClip, match="cameras on this system have names, not numbers. Use --camera video=NAME instead of 0"
+    ):
         FrameStream("0")
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.checking import Content, hold_out, small_classes, without_copies
+from glancefocus.data.checking import hold_out, small_classes, without_copies
+from glancefocus.data.split_record import Content
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 
@@ -59,15 +60,15 @@ def test_images_of_other_splits_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_a_share_that_leaves_nothing_is_refused(share: float) -> None:
-    with pytest.raises(BadData, match="val_share is a share between 0 and 1"):
+    with pytest.raises(BadData, match="val_share must be above 0 and below 1"):
         hold_out(rows(5, 5), share, 0)
 
 
 def test_classes_with_too_few_images_are_said() -> None:
     found = hold_out(rows(30, 1, 2, 0), None, 0)
     none, few = small_classes(found, ("ant", "bee", "cow", "dog"), "images")
-    assert none == "no training images of the class 'dog': nothing can be learnt about it."
-    assert few.startswith("fewer than 10 images of 2 classes, 'bee' (1), 'cow' (2): little can be learnt")
+    assert none == "no training images of the class 'dog': the network cannot learn it."
+    assert few.startswith("fewer than 10 images of 2 classes, 'bee' (1), 'cow' (2): too few to learn from")
     assert small_classes(hold_out(rows(30, 10), None, 0), ("ant", "bee"), "images") == []
 
 
@@ -85,5 +86,5 @@ def test_held_out_copies_of_training_images_are_left_out_and_said() -> None:
     kept, sentences = without_copies(table, {**contents, Path("c"): Content(1, "1")}, "images")
     assert kept == table
     assert sentences == [
-        "all 2 images of val are copies of training images: figures on them say nothing about new images."
+        "all 2 images of val are copies of training images: results on them say nothing about new images."
     ]

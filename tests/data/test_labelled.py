@@ -79,7 +79,7 @@ def test_a_csv_may_name_splits_and_what_has_none_is_for_training(tmp_path: Path)
 @pytest.mark.parametrize("counts", [{"cat": 1, "fox": 1}, {"val/cat": 1, "test/fox": 1}, {"val/fox": 1}])
 def test_a_label_that_the_network_does_not_know_is_said(counts: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(
-        BadData, match=r"has the label 'fox', which the bundle does not know. Its classes are dog, eel, cat"
+        BadData, match=r"has the label 'fox', which is not a class of the bundle. Its classes are dog, eel, cat"
     ):
         opened(pictures(tmp_path, counts))
 
@@ -94,7 +94,7 @@ def test_bad_files_are_skipped_up_to_the_limit(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 2, "eel": 2})
     (tmp_path / "cat" / "0.png").write_bytes(b"broken")
     assert opened(tmp_path)["all"].labels.tolist() == [2, 1, 1]
-    with pytest.raises(BadData, match="1 of 4 files cannot be read, more than the 0 that may be skipped"):
+    with pytest.raises(BadData, match="1 of 4 files cannot be read; at most 0 may be skipped"):
         opened(tmp_path, max_bad_files=0)
 
 
@@ -124,7 +124,7 @@ def test_the_built_in_world_has_all_three_splits(world: DataSettings) -> None:
 def test_a_network_of_other_classes_cannot_be_measured_on_the_world(
     classes: tuple[str, ...], world: DataSettings
 ) -> None:
-    with pytest.raises(BadData, match="signs has the label .*, which the bundle does not know. Its classes are"):
+    with pytest.raises(BadData, match="signs has the label .*, which is not a class of the bundle. Its classes are"):
         open_labelled(world, WORLD_VIEW, classes)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from glancefocus.data import images as pictures
-from glancefocus.data.images import MAX_PIXELS, as_rgb, as_tensor, find_pictures, read_picture
+from glancefocus.data.images import MAX_PIXELS, as_rgb, find_pictures, pixels_of, read_picture
 from glancefocus.errors import BadImage
 
 WHITE, BLACK, RED, GREEN = (255, 255, 255), (0, 0, 0), (255, 0, 0), (0, 255, 0)
@@ -282,7 +282,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_text_is_not_an_image(tmp_path: Path) -> None:
     (tmp_path / "notes.jpg").write_text("These are notes on the paper.\n" * 50)
-    with pytest.raises(BadImage, match=r"notes\.jpg is not an image that can be read"):
+    with pytest.raises(BadImage, match=r"notes\.jpg is not an image in a known format"):
         read_picture(tmp_path / "notes.jpg")
 
 
@@ -291,7 +291,7 @@ def test_a_file_without_permission_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "secret.png"
     striped().save(file)
     file.chmod(0)
-    with pytest.raises(BadImage, match=r"secret\.png may not be read by this user"):
+    with pytest.raises(BadImage, match=r"no permission to read .*secret\.png"):
         read_picture(file)
 
 
@@ -303,7 +303,7 @@ class Forbidden(io.RawIOBase):
 
 
 def test_a_stream_without_permission_is_refused() -> None:
-    with pytest.raises(BadImage, match="the image on standard input may not be read by this user"):
+    with pytest.raises(BadImage, match="no permission to read the image on standard input"):
         read_picture(cast(BinaryIO, Forbidden()))
 
 
@@ -449,13 +449,12 @@ def test_a_link_that_leads_back_up_ends_the_search(tmp_path: Path) -> None:
 def test_a_tensor_has_colours_first_and_memory_of_its_own() -> None:
     picture = Image.new("RGB", (3, 2), (1, 2, 3))
     picture.putpixel((2, 1), (7, 8, 9))
-    tensor = as_tensor(picture)
+    tensor = pixels_of(picture)
     assert (tensor.dtype, tensor.shape, tensor.is_contiguous()) == (torch.uint8, (3, 2, 3), True)
     assert tensor[:, 0, 0].tolist() == [1, 2, 3]
     assert tensor[:, 1, 2].tolist() == [7, 8, 9]
     tensor.zero_()
     assert picture.getpixel((2, 1)) == (7, 8, 9)
-    assert as_tensor(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).tolist() == [[[255]], [[255]], [[255]]]
 
 
 def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:

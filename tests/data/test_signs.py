@@ -12,8 +12,7 @@ from PIL import Image
 
 from glancefocus.data.worlds import signs as signs_module
 from glancefocus.data.worlds.sign_faces import Sign, choose_distractor, paste_face, speed_limit
-from glancefocus.data.worlds.sign_scenes import _place_signs
-from glancefocus.data.worlds.signs import CLASSES, Signs, SignsSettings, draw_scene, make_signs
+from glancefocus.data.worlds.signs import CLASSES, Signs, SignsSettings, _place_signs, draw_scene, make_signs
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.files import cache_folder
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from glancefocus.data.checking import Content, content_of
 from glancefocus.data.sources import Data, DataSettings, open_data
-from glancefocus.data.split_record import RecordedFile, SplitRecord
+from glancefocus.data.split_record import Content, RecordedFile, SplitRecord, content_of
 from glancefocus.errors import BadData
 from glancefocus.settings import ViewSettings
 
@@ -36,13 +35,13 @@ def test_what_was_written_is_read_back() -> None:
     record = SplitRecord(record_of(*FILES).packed)
     assert tuple(record.files()) == FILES
     assert (record.classes, record.chosen_by) == (("cat", "dog"), ("val",))
-    assert {name: record.about[name] for name in ("source", "val_share", "seed", "files")} == {
+    assert {name: getattr(record.about, name) for name in ("source", "val_share", "seed", "files")} == {
         "source": "pets",
         "val_share": None,
         "seed": 3,
         "files": 3,
     }
-    assert record.about["resolved"] == str(Path("pets").resolve())
+    assert record.about.resolved == str(Path("pets").resolve())
     assert record == record_of(*FILES)  # and the same record is the same bytes
 
 
@@ -102,7 +101,7 @@ def packed(about: object, *lines: object) -> bytes:
 )
 def test_a_damaged_record_is_refused_with_what_is_wrong(content: bytes, what: str) -> None:
     record = SplitRecord(content, "bundle/split.jsonl.gz")
-    with pytest.raises(BadData, match=f"^bundle/split.jsonl.gz, which says what .*is damaged: .*{what}"):
+    with pytest.raises(BadData, match=f"^bundle/split.jsonl.gz, the record of the training data, is damaged: .*{what}"):
         list(record.files())
 
 

@@ -1,5 +1,7 @@
 """Splits give the same batches to whoever reads them, and augment by the image's number and the seed alone."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, followed, in_order, mix, shuffled
+from glancefocus.data.splits import FileSplit, MemorySplit, followed, in_order, shuffled
+from glancefocus.data.views import AugmentSettings, mix
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.settings import ViewSettings
 
@@ -140,13 +143,15 @@ def test_a_shift_that_would_leave_nothing_is_refused() -> None:
     split = MemorySplit(
         torch.zeros(1, 3, 8, 40), torch.zeros(1, dtype=torch.long), ViewSettings(fit="whole"), shift_px=5
     )
-    with pytest.raises(BadSetting, match=r"images of 8x40 px shifted by up to 5 px .* less than half"):
+    with pytest.raises(BadSetting, match=r"shift_px is 5, .* image of 8x40 px .* at most half"):
         next(split.pixel_batches([[0]], seed=1))
 
 
 def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:
     split = split_of(files(tmp_path, sizes=((40, 50), (30, 60))), view=ViewSettings(fit="whole"))
-    sentence = r"images of one size, but got \(30, 60\) and \(40, 50\) px. Let them be .* --fit crop or --fit stretch"
+    sentence = (
+        r"images of one size, but got \(30, 60\) and \(40, 50\) px. Crop or stretch them .* --fit crop or --fit stretch"
+    )
     with pytest.raises(BadData, match=sentence):
         list(split.batches([[0, 1]]))
     with pytest.raises(BadData, match=sentence):
@@ -157,11 +162,39 @@ def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:
 def test_a_file_that_breaks_later_is_one_sentence_also_out_of_a_worker(workers: int, tmp_path: Path) -> None:
     paths = files(tmp_path)
     paths[1].write_bytes(b"no picture")
-    with pytest.raises(BadData) as told:
+    with pytest.raises(BadData) as error:
         list(split_of(paths).batches([[0, 1]], seed=1, workers=workers))
-    assert "1.png" in str(told.value)
-    assert "Remove the file" in str(told.value)
-    assert "Traceback" not in str(told.value)
+    assert "1.png" in str(error.value)
+    assert "Remove the file" in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
+STILL_READING = """
+import sys
+from pathlib import Path
+
+import torch
+
+from glancefocus.data.splits import FileSplit
+from glancefocus.data.views import AugmentSettings
+from glancefocus.settings import ViewSettings
+
+if __name__ == "__main__":
+    files = sorted(Path(sys.argv[1]).glob("*.png"))
+    split = FileSplit(files, torch.zeros(len(files), dtype=torch.int64), ViewSettings(height_px=16, width_px=16), AugmentSettings())
+    batches = split.batches([[0], [1], [2]], workers=1)
+    print(next(batches)[0].shape[0])  # the split, and the worker that it keeps, are alive when Python exits
+"""
+
+
+def test_a_program_ends_although_a_worker_is_still_running(tmp_path: Path) -> None:
+    files(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(STILL_READING)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "1"
 
 
 def test_every_image_comes_once_in_order_also_in_a_last_short_batch() -> None:

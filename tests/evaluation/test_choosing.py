@@ -139,7 +139,9 @@ def test_a_record_can_be_named_instead_of_the_data(bundle: Bundle, small_bundle:
 
 
 def test_labels_that_the_bundle_does_not_know_and_data_that_is_nothing_are_said(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="has the label 'fox', which the bundle does not know. Its classes are cat, dog"):
+    with pytest.raises(
+        BadData, match="has the label 'fox', which is not a class of the bundle. Its classes are cat, dog"
+    ):
         Records(bundle, pictures(tmp_path / "pets", {"fox": 4}), tmp_path / "looks").of("all")
     with pytest.raises(UnknownName, match="there is no data set named 'sings'. Did you mean 'signs'"):
         choose_images(Records(bundle, "sings", tmp_path / "looks"), "held-out")

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit
+from glancefocus.data.splits import FileSplit, MemorySplit
+from glancefocus.data.views import AugmentSettings
 from glancefocus.errors import BadData
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.evaluation.records import data_fingerprint, record_looks

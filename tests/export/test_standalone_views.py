@@ -10,8 +10,7 @@ from PIL import Image
 
 from glancefocus.data.clips import frame_indexes
 from glancefocus.data.images import as_rgb as as_rgb_of_ours
-from glancefocus.data.splits import as_pixels
-from glancefocus.data.views import view_picture
+from glancefocus.data.views import as_pixels, view_picture
 from glancefocus.export.standalone import views
 from glancefocus.region import shrink
 from glancefocus.settings import ViewSettings, to_plain

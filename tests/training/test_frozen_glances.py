@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, shuffled
+from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
+from glancefocus.data.views import AugmentSettings
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import RandomSizes
 from glancefocus.scene import as_batch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.presets import PRESETS
 from glancefocus.training import recipes

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.checking import Content
-from glancefocus.data.split_record import FILE, RecordedFile, SplitRecord
+from glancefocus.data.split_record import FILE, Content, RecordedFile, SplitRecord
 from glancefocus.errors import BadRun
 from glancefocus.training.checkpoint import class_differences, data_differences, keep_data
 

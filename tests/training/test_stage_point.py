@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glancefocus.data.splits import AugmentSettings, FileSplit, MemorySplit, shuffled
+from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
+from glancefocus.data.views import AugmentSettings
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look

@@ -188,7 +188,8 @@ class Bundle:
                      no deadline, and thresholds by which pictures can stop early
         """
         started = time.perf_counter()
-        refuse_deadline(deadline_ms if merge else None)
+        if merge:
+            refuse_deadline(deadline_ms)
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
         sources = predicting.listed(pictures, self.settings.frames)
@@ -229,7 +230,8 @@ class Bundle:
         merge       pool the undecided pictures of several batches; the answers are the same. None: if there is no deadline
         stopping    thresholds, looks, budget_macs or budget_ms, see exit_rule
         """
-        refuse_deadline(deadline_ms if merge else None)
+        if merge:
+            refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
         viewed = (None if picture is None else self._viewed(picture) for picture in pictures)
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))

@@ -37,7 +37,7 @@ _NO_NOTES = ("data_settings", "thresholds_data", "images", "verdict")
 
 
 def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
-    """Everything but the network out of the settings file, whose values may be of any kind; a wrong one is refused by its name."""
+    """Everything except the network from the settings file. Values are not trusted; a wrong one is refused with its name."""
     fields, looks, sizes = Fields(plain), network.looks, len(network.patch_px)
     try:
         temperatures = fields.value("temperatures", None)
@@ -69,7 +69,7 @@ def _temperature(value: Any, name: str) -> float:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What the settings file of a bundle says, checked as far as one can without knowing networks."""
+    """The content of the settings file of a bundle; only its form is checked."""
     file = folder / SETTINGS_FILE
     if not folder.is_dir():
         raise BadBundle(f"there is no bundle at {folder}. Name a folder written by training or by `gf import`.")
@@ -126,7 +126,7 @@ def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
 
 
 def read_split(folder: Path) -> SplitRecord | None:
-    """How the data of the bundle in a folder were split; None where it does not say. What is in it is checked when it is used."""
+    """The record of how the data were split; None if the bundle has none. Its content is checked when it is used."""
     file = folder / SPLIT_FILE
     if not os.path.lexists(file):
         return None
@@ -134,7 +134,7 @@ def read_split(folder: Path) -> SplitRecord | None:
         return SplitRecord(read_file(file, MAX_PACKED_BYTES), str(file))
     except OSError as error:
         raise BadBundle(
-            f"{file}, which says what the network was trained on, cannot be read: {error.strerror or error}. Remove it."
+            f"{file}, the record of the training data, cannot be read: {error.strerror or error}. Remove it."
         ) from None
 
 
@@ -210,7 +210,7 @@ def _results(settings: NetworkSettings, notes: dict[str, Any], task: str) -> lis
     data = _text(notes.get("data"))
     if not metrics or data is None:
         return []
-    name = Path(data).name or data  # without the folders above it, which are of nobody's concern
+    name = Path(data).name or data  # without the folders above it, which are private
     result = {
         "task": {"type": task},
         "dataset": {"type": "custom", "name": name, "split": "validation"},
@@ -255,10 +255,10 @@ def model_card(
         "",
         *_verdict(notes),
     ]
-    told = {name: value for name, value in notes.items() if name not in _NO_NOTES}
-    told |= {name: told[name].get("sentence") for name in ("aims",) if isinstance(told.get(name), dict)}
-    if told:
-        lines += ["## Notes", "", *map(_note, told.items()), ""]
+    shown = {name: value for name, value in notes.items() if name not in _NO_NOTES}
+    shown |= {name: shown[name].get("sentence") for name in ("aims",) if isinstance(shown.get(name), dict)}
+    if shown:
+        lines += ["## Notes", "", *map(_note, shown.items()), ""]
     if curve:
         lines += [f"{len(curve)} operating points are stored; `--budget-macs` chooses among them.", ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Bundles on Hugging Face's hub: fetched by name, only the files of a bundle and within limits; and published."""
+"""Bundles on the Hugging Face hub: downloads them by name (only the files of a bundle, of limited size), and publishes them."""
 
 import os
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
 
 PREFIX = "hf://"
-ANSWER_SECONDS = 5  # how long the hub may take to say what a file is
+ANSWER_SECONDS = 5  # how long the hub may take to answer
 MAX_WEIGHTS_BYTES = 16 * 2**30
 _LIMITS = {SETTINGS_FILE: MAX_SETTINGS_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, SPLIT_FILE: MAX_PACKED_BYTES}
 _OPTIONAL = (SPLIT_FILE,)
@@ -29,7 +29,7 @@ _OPTIONAL = (SPLIT_FILE,)
 
 @dataclass(frozen=True)
 class HubName:
-    """`user/name`, and the branch, tag or commit of it; None: the main branch."""
+    """A repository `user/name`, and a branch, tag or commit of it; None: the main branch."""
 
     repository: str
     revision: str | None = None
@@ -39,12 +39,12 @@ class HubName:
 
 
 def is_hub_name(path: str | Path) -> bool:
-    """Whether this names a bundle on the hub, and not a file or folder."""
-    return str(path).startswith((PREFIX, str(Path(PREFIX))))  # a Path has one slash of two
+    """Whether this is a name on the hub, not a file or folder."""
+    return str(path).startswith((PREFIX, str(Path(PREFIX))))  # Path("hf://...") drops one of the two slashes
 
 
 def local_folder(path: str | Path) -> Path:
-    """The folder of a bundle on this machine: fetched where the path names one on the hub, else the path itself."""
+    """The folder of a bundle on this machine; a bundle on the hub is downloaded first."""
     return fetch(hub_name(str(path))) if is_hub_name(path) else Path(path)
 
 
@@ -59,7 +59,7 @@ def refuse_writing(path: str | Path) -> None:
 
 
 def hub_name(text: str) -> HubName:
-    """`hf://user/name` or `hf://user/name@revision`, taken apart; a plain `user/name` is understood, too."""
+    """Parse `hf://user/name` or `hf://user/name@revision`; a plain `user/name` is accepted, too."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -76,9 +76,9 @@ def hub_name(text: str) -> HubName:
 
 
 def fetch(name: HubName) -> Path:
-    """A folder with the bundle's files, which are downloaded into the hub's cache unless they are there already.
+    """A folder with the files of a bundle, which are downloaded into the hub's cache unless they are there already.
 
-    Without a network the newest copy that is there is taken.
+    Without a network the newest downloaded copy is used.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -101,12 +101,12 @@ def fetch(name: HubName) -> Path:
 
 
 def _place(name: HubName) -> Path:
-    """Where we keep what belongs to a repository."""
+    """Our cache folder for a repository."""
     return cache_folder() / "hub" / name.repository.replace("/", "--")
 
 
 def _remember(name: HubName, commit: str) -> None:
-    """Keep which commit a branch was at, for times without a network."""
+    """Store the current commit of a branch, for use without a network."""
     place = _place(name)
     place.mkdir(parents=True, exist_ok=True)
     write_text(place / f"at-{quote(name.revision or 'main', safe='')}", commit)
@@ -121,7 +121,7 @@ def _remembered(name: HubName) -> str | None:
 
 
 def _own_folder(name: HubName, files: Sequence[Path]) -> Path:
-    """The files under names of ours, so that what is written beside a bundle lies in our cache."""
+    """A folder in our cache with links to the files, so that files that are written beside the bundle stay in our cache."""
     folder = _place(name) / files[0].parent.name
     if not all((folder / file.name).is_file() for file in files):
         with replace_folder(folder) as aside:
@@ -131,7 +131,7 @@ def _own_folder(name: HubName, files: Sequence[Path]) -> Path:
 
 
 def _link(file: Path, link: Path) -> None:
-    """The same content under another name; a copy where there are no links, or the other name is on another disk."""
+    """A hard link to the file; a copy if links are not supported, or the link would be on another disk."""
     try:
         os.link(file, link)
     except OSError:
@@ -139,7 +139,7 @@ def _link(file: Path, link: Path) -> None:
 
 
 def _checked_commit(name: HubName) -> str | None:
-    """The commit that is meant, whose files are of a size that a bundle's can have; None where the hub does not answer."""
+    """The commit of this name, after a check that its files are not too large; None if the hub does not answer."""
     import httpx2
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
@@ -169,11 +169,11 @@ def _checked_commit(name: HubName) -> str | None:
 def publish(
     bundle: "Bundle", name: HubName, *, private: bool | None = None, token: str | None = None, split: bool = True
 ) -> str:
-    """Write the bundle to the hub as one commit, and make its repository where there is none; returns its address.
+    """Publish the bundle on the hub as one commit, and create the repository if needed; returns its address.
 
-    private  only for a repository that is made; None: as the account's default
-    token    None: that of `hf auth login` or HF_TOKEN
-    split    publish names and hashes of the files that it was trained on, too, so that they are left out when others measure
+    private  for a new repository; None: the default of the account
+    token    None: the one of `hf auth login` or HF_TOKEN
+    split    also publish names and hashes of the training files, so that other users do not measure on them by mistake
     """
     from huggingface_hub import HfApi
 
@@ -191,7 +191,7 @@ def publish(
 
 @contextmanager
 def _sentences(name: HubName, done: str) -> Iterator[None]:
-    """What can go wrong between here and the hub, as a sentence."""
+    """Report errors of the hub and of the connection in a sentence."""
     import httpx2
     from huggingface_hub import constants, errors
 
@@ -201,7 +201,7 @@ def _sentences(name: HubName, done: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise BadBundle(
-            f"{name} is only for those who were given access. Ask for it at {constants.ENDPOINT}/{name.repository}, then {log_in}."
+            f"access to {name} is restricted. Ask for it at {constants.ENDPOINT}/{name.repository}, then {log_in}."
         ) from None
     except errors.RepositoryNotFoundError:
         raise BadBundle(

@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.costs import Latency
-from glancefocus.data.clip_views import check_frames, view_any_clip
-from glancefocus.data.clips import frame_indexes, read_clip
+from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_any_clip
 from glancefocus.data.images import MAX_PIXELS, as_rgb, read_picture
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Picture, normalise_small, view_any, view_pixels

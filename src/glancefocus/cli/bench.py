@@ -11,10 +11,10 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.cli.options import Flag, Json, SplitName, Threads, command_options, words_of
-from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, progress_bars, say
+from glancefocus.cli.options import Flag, Json, SplitName, command_options, words_of
+from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, print_line, progress_bars
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
-from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share
+from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share, Threads
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class BenchOptions:
     openvino if they are installed."""
     batch: Annotated[list[BatchSize] | None, Several] = None
     """Batch sizes to measure. Default: 1 32."""
-    threads: Threads = None
+    threads: Threads | None = None
     """Number of CPU threads. Default: 1 for a batch of one image, as on a phone; otherwise one for each core."""
     exits: Annotated[list[Share] | None, Several] = None
     """The share of images that stops after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: as with the thresholds of the bundle,
@@ -79,14 +79,13 @@ class BenchOptions:
     light_policy: Flag = False
     """For presets: use a small policy (1x1 convolution to 32 channels, 256 units)."""
     light_weights: bool | None = None
-    """With --runtime onnx: int8 weights in memory-bound layers, for small batches.
-    Default: without them; with --all, both."""
+    """With --runtime onnx: int8 weights in memory-bound layers, for small batches. Default: without them; with --all, both."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """For presets: a setting of the network as name=value, such as policy.units=128. May be repeated."""
     rounds: Rounds | None = None
     """Number of measured rounds. Each round times the backbone and the network once. Default: 3 to 7, so that everything takes
     about two minutes."""
-    everything: Annotated[bool, Parameter(name="--all", negative="")] = False
+    everything: Annotated[Flag, Parameter(name="--all")] = False
     """Measure everything: all installed runtimes (compile only on a GPU), with and without light weights, batches of 1, 64 and
     128, and 7 rounds."""
     split: SplitName | None = None
@@ -319,11 +318,11 @@ def _plain(thresholds: Any) -> Any:
 def _print(subject: "Subject", timings: Sequence["Timing"]) -> None:
     output().print(_shares(timings))
     exits = timings[0].exits
-    say(
+    print_line(
         f"of {sum(exits)} images {' / '.join(map(str, exits))} stopped after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
     )
     if subject.accuracy is not None and subject.backbone_accuracy is not None:
-        say(
+        print_line(
             f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
             f"the thresholds were chosen on {subject.chosen_on}, to be as accurate as the backbone there"
         )

@@ -17,7 +17,7 @@ from glancefocus.cli.options import (
     Threads,
     command_options,
 )
-from glancefocus.cli.printing import cell, notice, output, print_bad_files, progress_bars, say
+from glancefocus.cli.printing import cell, notice, output, print_bad_files, print_line, progress_bars
 from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
@@ -286,11 +286,11 @@ def _print(result: dict[str, Any]) -> None:
     console = output()
     console.print(table)
     for sentence in _sentences(result):
-        say(sentence)
+        print_line(sentence)
     if "curve" in result:
         console.print(_curve_table(result["curve"]))
     stored = "stored in the bundle. gf predict uses these thresholds; gf predict --budget-macs chooses others"
-    say(stored if result["stored"] else "not stored")
+    print_line(stored if result["stored"] else "not stored")
 
 
 def _sentences(result: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 
 from glancefocus.cli.options import Json, OutputName, command_options
-from glancefocus.cli.printing import notice, output, print_verdict, say
+from glancefocus.cli.printing import notice, output, print_line, print_verdict
 from glancefocus.errors import BadData
 from glancefocus.files import write_file
 from glancefocus.values import Seed
@@ -32,8 +32,8 @@ class DemoOptions:
 
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
-    """The folder to write. A demo that was stopped continues there. Default: the run and its bundle go to runs/signs, as with `gf
-    train signs`; the report and some images to try go to demo/."""
+    """The folder to write. A demo that was stopped continues there. Default: the run and its bundle go to runs/signs, as with
+    `gf train signs`; the report and some images to try go to demo/."""
     seed: Seed = 0
     """Seed of all random numbers. Another seed gives another run."""
     json: Json = False
@@ -46,18 +46,17 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     """
     from glancefocus.evaluation.verdict import read_verdict
     from glancefocus.free_memory import keep_freed_memory
-    from glancefocus.training import recipes
     from glancefocus.training.checkpoint import write_run_file
     from glancefocus.training.run import train
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_farewell
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_stop_message
 
     asked = asked_for({"data": "signs", "seed": options.seed or None})  # the same run as `gf train signs`
     chosen = choose_run(asked, "signs", None if options.output is None else options.output / "run")
     run, folder = chosen.folder, options.output or Path("demo")
     keep_freed_memory()
     started = time.monotonic()
-    settings = chosen.settings or recipes.train_settings("signs", changes={"seed": options.seed})
-    with run_farewell(run):
+    settings = chosen.settings or demo_settings(options.seed)
+    with run_stop_message(run):
         bundle = train(settings, run, asked=asked, quiet=options.json, planned=True)
         comparison = report_run(bundle, settings, run, folder)
         scene = write_scenes(bundle, settings, folder / "scenes")
@@ -75,6 +74,13 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     notice(
         f"{seconds:.0f} s. Open {folder / 'report.html'} in a browser, or try: gf predict {run / BUNDLE_FOLDER} {scene}"
     )
+
+
+def demo_settings(seed: int) -> "TrainSettings":
+    """The settings of `gf train signs`."""
+    from glancefocus.training.recipes import train_settings
+
+    return train_settings("signs", changes={"seed": seed})
 
 
 def write_scenes(bundle: "Bundle", settings: "TrainSettings", folder: Path) -> Path:
@@ -152,7 +158,7 @@ def print_comparison(comparison: "Comparison") -> None:
     console.print(table)
     if comparison.backbone_accuracy is not None:
         ratio = comparison.mac_ratio_at_backbone_accuracy
-        say(
+        print_line(
             f"plain backbone on the whole image: {100 * comparison.backbone_accuracy:.1f} % with "
             f"{comparison.backbone_macs / 1e6:.1f}M multiply-adds; glancefocus reaches that "
             + (f"with {ratio:.1f} times fewer" if ratio else "at no budget")

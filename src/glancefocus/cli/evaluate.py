@@ -15,7 +15,7 @@ from glancefocus.cli.options import (
     Threads,
     command_options,
 )
-from glancefocus.cli.printing import notice, output, print_bad_files, print_verdict, progress_bars, say
+from glancefocus.cli.printing import notice, output, print_bad_files, print_line, print_verdict, progress_bars
 from glancefocus.values import BadFiles, BatchSize, Workers
 
 if TYPE_CHECKING:
@@ -164,6 +164,6 @@ def _print(findings: "Findings", report: Path | None) -> None:
     if findings.verdict is not None:
         print_verdict(findings.verdict)
     if findings.aims is not None and not findings.aims.better:
-        say(findings.aims.sentence)
+        print_line(findings.aims.sentence)
     if report is not None:
-        say(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")
+        print_line(f"open {report / 'report.html'} in a browser; numbers and figures are beside it")

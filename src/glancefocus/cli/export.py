@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich.table import Table
 
 from glancefocus.cli.options import BundleName, Flag, Json, OutputName, command_options
-from glancefocus.cli.printing import cell, output, progress_bars, say
+from glancefocus.cli.printing import cell, output, print_line, progress_bars
 from glancefocus.errors import BadSetting
 from glancefocus.values import Count, Points
 
@@ -95,16 +95,16 @@ def _print(result: dict[str, Any]) -> None:
     output().print(table)
     int8 = result["int8"]
     if int8:
-        say(
+        print_line(
             f"int8 ({int8['covers']}): {100 * int8['accuracy_after']:.1f} % right, {100 * int8['accuracy_before']:.1f} % before, "
             f"on {int8['images']} images of {int8['source']}"
         )
     one = result["one_graph"]
     if one is not None:
         found = one["compared"]
-        say(
+        print_line(
             f"{one['file']}, all looks in one graph: of {found['images']} images {found['same_answers']} have the same answer, "
             f"{found['same_looks']} take as many looks"
         )
-    say(f"wrote {result['folder']}: {len(result['graphs'])} graphs, {result['bytes'] / 1e6:.1f} MB")
-    say(f"try it: python {result['folder']}/predict.py photo.jpg")
+    print_line(f"wrote {result['folder']}: {len(result['graphs'])} graphs, {result['bytes'] / 1e6:.1f} MB")
+    print_line(f"try it: python {result['folder']}/predict.py photo.jpg")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glancefocus.cli.options import Json, OutputName, command_options
-from glancefocus.cli.printing import say
+from glancefocus.cli.printing import print_line
 from glancefocus.values import Looks, Pixels
 
 
@@ -59,7 +59,7 @@ def import_checkpoint(options: ImportOptions) -> None:
         print(json.dumps(facts, indent=1, allow_nan=False))
         return
     points = f"{len(bundle.curve)} operating points" if bundle.curve else "no thresholds (every look is taken)"
-    say(
+    print_line(
         f"{folder}: {settings.backbone}, {settings.glance_px} px, {settings.looks} looks, "
         f"{settings.classes} classes, {points}."
     )

@@ -41,10 +41,17 @@ app = cyclopts.App(
     help="Classify images and clips: look quickly first, and closely only where and when it matters.",
     version=glancefocus.__version__,
     suppress_keyboard_interrupt=False,
+    default_parameter=cyclopts.Parameter(negative_iterable=()),  # no --empty-FILES
 )
 for place, (verb, function) in enumerate(VERBS.items()):
     app.command(f"glancefocus.cli.{function}", name=verb, sort_key=place)
 app.command("glancefocus.cli.train:train_process", name="train-process", show=False)
+
+
+def _describe_verbs() -> None:
+    """Import the modules of all verbs for the help page that lists them; every other command imports only its own."""
+    for verb in VERBS:
+        app[verb]
 
 
 def _shorten_spinning() -> None:
@@ -84,9 +91,11 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         interrupts.take_over()
     words = sys.argv[1:] if arguments is None else arguments
-    with interrupts.handled(), interrupts.farewell(interrupts.first_farewell(words)):
+    if words[:1] in ([], ["--help"], ["-h"]):
+        _describe_verbs()
+    with interrupts.handled(), interrupts.stop_message(interrupts.first_stop_message(words)):
         code = _exit_code(arguments)
-        interrupts.ended(code)
+        interrupts.work_is_done(code)
     sys.exit(code)
 
 
@@ -109,7 +118,7 @@ def _exit_code(arguments: list[str] | None) -> int:
 
 
 def _mistake(sentence: str) -> int:
-    if interrupts.speaks():
+    if interrupts.prints_messages():
         print(f"gf: {lines_kept(sentence)}", file=sys.stderr)
     else:
         _report_from_one_process(lines_kept(sentence))
@@ -130,9 +139,11 @@ def _report_from_one_process(sentence: str) -> None:
 def _stopped() -> int:
     """Print how to continue."""
     if interrupts.owns_process():
-        interrupts.leave(interrupts.EXIT_CODE, interrupts.last_words() if interrupts.speaks() else None)
-    if interrupts.speaks():
-        print(f"gf: {interrupts.last_words()}", file=sys.stderr)
+        interrupts.end_process(
+            interrupts.EXIT_CODE, interrupts.stop_sentence() if interrupts.prints_messages() else None
+        )
+    if interrupts.prints_messages():
+        print(f"gf: {interrupts.stop_sentence()}", file=sys.stderr)
     return interrupts.EXIT_CODE
 
 

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from rich.table import Table
 
 from glancefocus.cli.options import Json, command_options
-from glancefocus.cli.printing import output, say
+from glancefocus.cli.printing import output, print_line
 from glancefocus.network.preset_table import read_table
 
 LEGEND = """\
@@ -59,4 +59,4 @@ def models(options: ModelsOptions = ModelsOptions()) -> None:  # noqa: B008, cyc
             "" if row["published_backbone_macs"] is None else f"{row['published_backbone_macs'] / 1e6:.0f}",
         )
     output().print(table)
-    say(LEGEND)
+    print_line(LEGEND)

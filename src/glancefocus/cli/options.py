@@ -33,10 +33,8 @@ BundleName = Annotated[
     ),
 ]
 OutputName = Parameter(name=["--output", "-o"])
-Flag = Annotated[bool, Parameter(negative="")]
-Json = Annotated[
-    bool, Parameter(name="--json", negative="", help="Print JSON for programs instead of text for people.")
-]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Json = Annotated[Flag, Parameter(name="--json", help="Print JSON for programs instead of text for people.")]
 Runtime = Annotated[
     str | None,
     Parameter(
@@ -46,9 +44,8 @@ Runtime = Annotated[
 ]
 Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]
 LightWeights = Annotated[
-    bool,
+    Flag,
     Parameter(
-        negative="",
         help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
         "The weights are rounded, so a few answers may differ.",
     ),

@@ -1,6 +1,6 @@
 """Output of the commands: results on standard output, progress and remarks on standard error."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ def notices() -> Console:
     return Console(stderr=True)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print text on standard output without breaking lines, so that paths stay whole. Control characters are escaped."""
     output().print(lines_kept(text), highlight=False, markup=False, soft_wrap=True)
 
@@ -52,9 +52,9 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
 class Display:
     """Rows on standard output, and below them a progress bar with the remaining time."""
 
-    def __init__(self, console: Console, bars: ProgressBars) -> None:
+    def __init__(self, console: Console, progress: Callable[[str, float, float], None]) -> None:
         self.console = console
-        self.progress = bars.show
+        self.progress = progress
 
     def show(self, row: RenderableType) -> None:
         """Print a row, a table, ..."""
@@ -63,19 +63,20 @@ class Display:
 
 @contextmanager
 def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool = False) -> Iterator[Display]:
-    """A bar on the terminal while the block runs, and rows above it.
+    """Show a progress bar on the terminal while the block runs, and print rows above it.
 
-    for_programs  standard output is read by a program: the bar is shown only if it does not disturb there
+    for_programs  standard output is read by a program: the bar is shown only if standard output is not the terminal
+    quiet         show no bar
     """
     console = output()
-    # A terminal that shows both is written to by one console only, or rows and bar would overwrite each other.
-    on_terminal = console.is_terminal and not for_programs
-    hidden = quiet or (for_programs and console.is_terminal)
+    # If one terminal shows both, one console must write both; otherwise rows and bar would overwrite each other.
+    place = console if console.is_terminal and not for_programs else notices()
+    if quiet or not place.is_terminal or (for_programs and console.is_terminal):
+        yield Display(console, lambda what, done, total: None)
+        return
     # Rich must not redirect standard output: rows for a program would end up on standard error.
-    with ProgressBars(
-        console if on_terminal else notices(), hidden=hidden, in_percent=in_percent, redirect=False
-    ) as bars:
-        yield Display(console, bars)
+    with ProgressBars(place, in_percent=in_percent, redirect=False) as bars:
+        yield Display(console, bars.show)
 
 
 def print_bad_files(problems: Sequence[str]) -> None:
@@ -94,4 +95,4 @@ def print_verdict(verdict: "Verdict") -> None:
     if table is not None:
         output().print(table)
     for line in verdict_lines(verdict):
-        say(line)
+        print_line(line)

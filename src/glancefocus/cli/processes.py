@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.interrupts import EXIT_CODE, LAUNCHED, Interrupted, let_through, write_past_buffers
+from glancefocus.interrupts import EXIT_CODE, LAUNCHED, Interrupted, interruptible, write_unbuffered
 from glancefocus.training.run import threads_per_process
-from glancefocus.training.run_folder import locked, prepare_folder, run_farewell
+from glancefocus.training.run_folder import locked, prepare_folder, run_stop_message
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.trackers import NONE
 
@@ -42,7 +42,7 @@ def run_in_processes(
     with locked(folder):
         prepare_folder(folder, settings, asked)
     words = ["train-process", str(folder), "--track", ",".join(track) or NONE, *(["--json"] if as_json else [])]
-    with run_farewell(folder), _started(words, processes) as (running, errors):
+    with run_stop_message(folder), _started(words, processes) as (running, errors):
         _wait(running, errors)
 
 
@@ -84,7 +84,7 @@ def _started(words: list[str], processes: int) -> Iterator[tuple[list["subproces
 def _wait(running: list["subprocess.Popen[bytes]"], errors: int) -> None:
     """Wait until all processes have ended; an error or an interruption of one ends all."""
     try:
-        with let_through():
+        with interruptible():
             while any(process.poll() is None for process in running):
                 if select.select([errors], [], [], _POLL_S)[0] and (sentence := os.read(errors, 65536)):
                     raise BadRun(sentence.decode(errors="replace").strip())
@@ -93,7 +93,7 @@ def _wait(running: list["subprocess.Popen[bytes]"], errors: int) -> None:
                     _end(running)
                     _raise_failure(failed[0])
     except Interrupted:
-        write_past_buffers("gf: stopping when this step is saved. Ctrl-C again stops at once.")
+        write_unbuffered("gf: stopping when this step is saved. Press Ctrl-C again to stop immediately.")
         for process in running:
             process.send_signal(signal.SIGINT)
         for process in running:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from glancefocus.cli.options import Flag, Json, OutputName, command_options
-from glancefocus.cli.printing import notice, print_verdict, say
+from glancefocus.cli.printing import notice, print_line, print_verdict
 from glancefocus.errors import BadBundle, BadRun, BadSetting
-from glancefocus.interrupts import speaks
+from glancefocus.interrupts import prints_messages
 from glancefocus.values import (
     BadFiles,
     BatchSize,
@@ -150,7 +150,7 @@ def train(options: TrainOptions) -> None:
     """
     _check_names(options.preset, options.backbone)
     from glancefocus.cli.processes import run_in_processes
-    from glancefocus.data.worlds.names import WORLDS
+    from glancefocus.data.worlds import WORLDS
     from glancefocus.network.backbones import check_weights
     from glancefocus.training.run_folder import asked_for, choose_run
     from glancefocus.training.trackers import chosen_trackers
@@ -158,7 +158,7 @@ def train(options: TrainOptions) -> None:
     trackers = chosen_trackers(options.track)
     asked = asked_for(vars(options))
     chosen = choose_run(asked, options.data, options.output, resume=options.resume)
-    if chosen.sentence is not None and speaks():
+    if chosen.sentence is not None and prints_messages():
         notice(chosen.sentence)
     settings = chosen.settings or _settings_of(options)
     check_weights(settings.network.backbone, settings.weights)
@@ -170,7 +170,7 @@ def train(options: TrainOptions) -> None:
         run_in_processes(settings, chosen.folder, options.processes, asked=asked, as_json=options.json, track=trackers)
         return
     sized = options.height_px is not None or options.width_px is not None
-    if sized and settings.network.view.fit == "whole" and options.data not in WORLDS and speaks():
+    if sized and settings.network.view.fit == "whole" and options.data not in WORLDS and prints_messages():
         notice(
             "images keep their own size (fit is whole): --height-px and --width-px are used only to estimate costs and times. Use "
             "--fit stretch or --fit crop to resize them."
@@ -266,11 +266,11 @@ def run_training(
     """
     from glancefocus.free_memory import keep_freed_memory
     from glancefocus.training import run
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_farewell
+    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_stop_message
 
     keep_freed_memory()
     first_process = os.environ.get("RANK", "0") == "0"
-    with run_farewell(folder), _memory_errors(settings):
+    with run_stop_message(folder), _memory_errors(settings):
         bundle = run.finished_bundle(settings, folder)
         if bundle is None:
             bundle = run.train(settings, folder, asked=asked, quiet=as_json, planned=True, reported=True, track=track)
@@ -303,11 +303,11 @@ def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
         print(json.dumps(result, indent=1, allow_nan=False))
         return
     if "aims" in bundle.notes:
-        say(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
+        print_line(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
     if "verdict" in bundle.notes:
         print_verdict(read_verdict(bundle.notes["verdict"]))
     shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
-    say(
+    print_line(
         f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\nreport: {report}\n"
         f"try it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
     )

@@ -1,4 +1,4 @@
-"""Clips: a few evenly spaced frames of a video file, or of a folder that holds its frames as pictures."""
+"""Clips: a few evenly spaced frames of a video file or of a folder of pictures, read, viewed and augmented for a network."""
 
 import os
 import random
@@ -10,11 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
 
-from glancefocus.data.images import SUFFIXES, read_picture, walk_visible
+from glancefocus.data.images import SUFFIXES, pixels_of, read_picture, walk_visible
+from glancefocus.data.splits import Batch, FileSplit
 from glancefocus.data.video import Limits, VideoFile
+from glancefocus.data.views import (
+    RESAMPLING,
+    AugmentSettings,
+    Picture,
+    as_pixels,
+    mix,
+    shifted,
+    view_picture,
+    view_tensor,
+)
 from glancefocus.errors import BadClip, BadImage
+from glancefocus.free_memory import check_memory
+from glancefocus.region import Placement, normalise
+from glancefocus.settings import ViewSettings
 
 VIDEO_SUFFIXES = frozenset(
     (
@@ -29,10 +47,10 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Clip(Generic[Kept]):
-    """What was kept of each frame, in order.
+    """What `keep` returned for each chosen frame, in order; see read_clip.
 
-    count  frames of the file or folder itself
-    notes  sentences on what is odd: cut off, gaps, fewer frames than asked
+    count  number of frames in the file or folder
+    notes  remarks: cut off, gaps, fewer frames than asked for
     """
 
     frames: list[Kept]
@@ -41,9 +59,9 @@ class Clip(Generic[Kept]):
 
 
 def frame_indexes(count: int, frames: int, seed: int | None = None) -> list[int]:
-    """Which of `count` frames to take: the middle of each of `frames` equal parts; with a seed, any one of each part.
+    """Which of `count` frames to take: the middle of each of `frames` equal parts, or with a seed a random one of each part.
 
-    As TSM samples when it tests, and when it trains. Where there are fewer frames than asked, all of them, and the last again.
+    TSM samples in the same way for testing and training. If there are fewer frames than asked for, the last one is repeated.
     """
     if count < frames:
         return [*range(count), *[count - 1] * (frames - count)]
@@ -62,10 +80,10 @@ def read_clip(
     limits: Limits | None = None,
     name: str | None = None,
 ) -> Clip[Kept]:
-    """The frames of a video file, its bytes, or a folder of pictures.
+    """Chosen frames of a video file, of its bytes, or of a folder of pictures.
 
-    keep  what to hold of each frame; it gets the frame's picture, upright and in RGB, so that never all of them are in memory
-    seed  takes frames at random places, see frame_indexes
+    keep  called with each frame, upright and in RGB; only what it returns stays in memory
+    seed  takes random frames, see frame_indexes
     """
     limits = limits or Limits()
     name = name or ("the clip on standard input" if isinstance(source, bytes) else str(source))
@@ -82,7 +100,7 @@ def read_clip(
 
 
 def find_clips(paths: Iterable[str | Path]) -> list[Path]:
-    """Every clip: files as they are given, folders of frames as they are, other folders searched through, sorted."""
+    """All clips: files and folders of frames as given; other folders are searched and their clips sorted."""
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir() or holds_frames(path):
@@ -98,7 +116,7 @@ def find_clips(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def clips_inside(folder: Path) -> list[Path]:
-    """Video files and folders of frames anywhere in a folder, sorted; hidden ones are passed over."""
+    """Video files and folders of frames anywhere in a folder, sorted, without hidden ones."""
     found: list[Path] = []
     for where, files in walk_visible(folder):
         videos = [file for file in files if _is(file, VIDEO_SUFFIXES)]
@@ -109,7 +127,7 @@ def clips_inside(folder: Path) -> list[Path]:
 
 
 def holds_frames(folder: Path) -> bool:
-    """Whether a folder is a clip: pictures lie directly in it, and no videos."""
+    """Whether a folder is a clip: it contains pictures and no videos."""
     files = [entry.name for entry in os.scandir(folder) if entry.is_file()]
     return any(_is(file, FRAME_SUFFIXES) for file in files) and not any(_is(file, VIDEO_SUFFIXES) for file in files)
 
@@ -139,7 +157,7 @@ def _check_file(path: Path, name: str) -> None:
             if not file.read(1):
                 raise BadClip(f"{name} is empty. Save or download it again.")
     except PermissionError:
-        raise BadClip(f"{name} may not be read by this user. Change its permissions.") from None
+        raise BadClip(f"no permission to read {name}. Change its permissions.") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
         raise BadClip(f"{name} cannot be read: {error}. Check the path and the disk.") from None
 
@@ -152,7 +170,7 @@ def _from_video(
 
     def take(number: int, picture: Image.Image) -> None:
         size.append(picture.size)
-        # A stream may change its size half way; a clip has one size, that of its first frame.
+        # The size may change in the middle of a stream; a clip has one size, that of its first frame.
         kept[number] = keep(picture if picture.size == size[0] else picture.resize(size[0]))
 
     chosen = video.read(choose, take)
@@ -188,13 +206,13 @@ def _from_folder(
 
 
 def _in_order(name: str) -> tuple[list[tuple[int, str]], str]:
-    """frame2 before frame10, in the digits of any script; names with the same numbers by their spelling."""
+    """Sort key that puts frame2 before frame10, for digits of any script; equal numbers are sorted by spelling."""
     parts = enumerate(re.split(r"(\d+)", _plain_digits(name).lower()))
     return [(int(part), "") if place % 2 else (-1, part) for place, part in parts], name
 
 
 def _plain_digits(name: str) -> str:
-    """The name with digits that have a special form, such as ², in their usual one."""
+    """The name with special forms of digits, such as ², replaced by the usual ones."""
     return unicodedata.normalize("NFKC", name)
 
 
@@ -204,11 +222,154 @@ def _gaps(folder: Path, names: list[str]) -> list[str]:
     if missing <= 0 or len(set(numbers)) != len(numbers):
         return []
     what = "one frame is" if missing == 1 else f"{missing} frames are"
-    return [f"{folder} has gaps: {what} missing between {names[0]} and {names[-1]}; those that are there are used."]
+    return [f"{folder} has gaps: {what} missing between {names[0]} and {names[-1]}; the others are used."]
 
 
 def _too_few(name: str, count: int, frames: int) -> list[str]:
     if count >= frames:
         return []
     has = "one frame" if count == 1 else f"{count} frames"
-    return [f"{name} has {has}, fewer than the {frames} that are looked at; the last is repeated."]
+    return [f"{name} has {has}, fewer than the {frames} that the network needs; the last is repeated."]
+
+
+SCALES = (1.0, 0.875, 0.75, 0.66)
+"""Sides of the crops in TSM's training, as shares of the largest one."""
+
+# Positions of a crop, in quarters of the free space: corners, edges and middle, and four places between.
+_PLACES = tuple((y, x) for y in range(5) for x in range(5) if (y % 2 == 0) == (x % 2 == 0))
+
+
+def view_clip(
+    source: str | Path | bytes,
+    frames: int,
+    view: ViewSettings,
+    *,
+    limits: Limits | None = None,
+    name: str | None = None,
+    least_px: int = 1,
+) -> tuple[Tensor, Placement, Clip[Tensor]]:
+    """The normalised frames (F, 3, H, W) of a clip, their position in its pictures, and the clip with its remarks."""
+    placements: list[Placement] = []
+
+    def keep(picture: Image.Image) -> Tensor:
+        image, placement = view_picture(picture, view, least_px)
+        if not placements:
+            check_frames(image, frames, name or ("a clip" if isinstance(source, bytes) else str(source)))
+        placements.append(placement)
+        return image
+
+    clip = read_clip(source, frames, keep, limits=limits, name=name)
+    return torch.stack(clip.frames), placements[0], clip
+
+
+def check_frames(first: Tensor, frames: int, name: str) -> None:
+    """Refuse a clip whose frames would not fit into memory; they are copied once when they are stacked into one tensor."""
+    check_memory(2 * frames * first.numel() * first.element_size(), f"{name} ({frames} frames)")
+
+
+def view_any_clip(clip: Picture, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
+    """The normalised frames of a clip in any accepted form; arrays are uint8 (F, H, W, 3), tensors (F, 3, H, W)."""
+    if isinstance(clip, np.ndarray):
+        if clip.ndim != 4 or clip.shape[3] != 3 or clip.dtype != np.uint8:
+            raise BadImage(
+                f"a clip as an array must be uint8 (frames, height, width, 3), but got {clip.dtype} {clip.shape}."
+            )
+        clip = torch.from_numpy(clip).permute(0, 3, 1, 2)
+    if isinstance(clip, Tensor):
+        return view_clip_tensor(clip, frames, view, least_px)
+    if isinstance(clip, Image.Image):
+        raise BadImage(f"this network takes clips of {frames} frames, not a single picture. Give a video, or a tensor.")
+    image, placement, _ = view_clip(clip, frames, view, least_px=least_px)
+    return image, placement
+
+
+def view_clip_tensor(clip: Tensor, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
+    """The normalised frames of a clip that is a tensor (F, 3, H, W): uint8, or floats in [0, 1]."""
+    if clip.dim() != 4 or clip.shape[0] != frames or clip.shape[1] != 3:
+        raise BadImage(f"a clip must have the shape ({frames}, 3, height, width), but got {tuple(clip.shape)}.")
+    viewed = [view_tensor(image, view, least_px) for image in clip]
+    return torch.stack([image for image, _ in viewed]), viewed[0][1]
+
+
+def augmented_clip(source: Path, frames: int, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
+    """Normalised frames (F, 3, H, W) at random times, all cropped, mirrored and shifted in the same way, as TSM trains."""
+
+    def keep(picture: Image.Image) -> Tensor:
+        draw = random.Random(seed)  # a new one for each frame, so that all frames get the same choice
+        mirrored = augment.flip and draw.random() < 0.5
+        if augment.crop < 1 and view.fit != "whole":
+            box = multi_scale_crop(picture.height, picture.width, view, draw)
+            resized = picture.resize((view.width_px, view.height_px), RESAMPLING[view.interpolation], box=box)
+            image = normalise(pixels_of(resized), view)
+        else:
+            image, _ = view_picture(picture, view)
+        return shifted(image.flip(-1) if mirrored else image, seed, augment.shift_px)
+
+    return torch.stack(read_clip(source, frames, keep, seed=seed).frames)
+
+
+def multi_scale_crop(height: int, width: int, view: ViewSettings, draw: random.Random) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of a random part of a frame: TSM's multi-scale crop.
+
+    Height and width are one of SCALES times the largest crop of the view's shape, at most one step apart; there are 13 positions.
+    """
+    scale = min(height / view.height_px, width / view.width_px)
+    largest_h, largest_w = view.height_px * scale, view.width_px * scale
+    sides = [
+        (_snapped(largest_h * SCALES[i], view.height_px), _snapped(largest_w * SCALES[j], view.width_px))
+        for i in range(len(SCALES))
+        for j in range(len(SCALES))
+        if abs(i - j) <= 1
+    ]
+    crop_h, crop_w = draw.choice(sides)
+    quarters_y, quarters_x = draw.choice(_PLACES)
+    top, left = quarters_y * ((height - crop_h) // 4), quarters_x * ((width - crop_w) // 4)
+    return left, top, left + crop_w, top + crop_h
+
+
+def _snapped(side: float, wanted_px: int) -> int:
+    """The side, or wanted_px if they differ by less than 3 px, so that nothing is resized by a pixel or two."""
+    return wanted_px if abs(int(side + 1e-6) - wanted_px) < 3 and wanted_px <= side else max(1, int(side + 1e-6))
+
+
+@dataclass
+class ClipFileSplit(FileSplit):
+    """Clips in video files or in folders of frames; their batches are (B, frames, 3, H, W)."""
+
+    frames: int = 8
+
+    @property
+    def fixed(self) -> bool:
+        return False  # frames are taken at random times
+
+    def _reader(self) -> "Dataset[Batch | str]":
+        return _Clips(self.files, self.labels, self.view, self.augment, self.frames)
+
+    def _viewed(self, index: int) -> Tensor:
+        clip, _, _ = view_clip(self.files[index], self.frames, as_pixels(self.view))
+        return (clip * 255).round().to(torch.uint8)
+
+
+class _Clips(Dataset[Batch | str]):
+    """Reads one clip of a split in a worker of the loader; a clip that cannot be read gives a sentence instead."""
+
+    def __init__(
+        self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings, frames: int
+    ) -> None:
+        self.files = files
+        self.labels = labels
+        self.view = view
+        self.augment = augment
+        self.frames = frames
+
+    def __getitem__(self, asked: tuple[int, int | None]) -> Batch | str:
+        index, seed = asked
+        file = self.files[index]
+        try:
+            if seed is None:
+                clip, _, _ = view_clip(file, self.frames, self.view)
+            else:
+                clip = augmented_clip(file, self.frames, self.view, self.augment, mix(seed, index))
+        except BadImage as error:
+            return f"{error} Remove the clip, or let the check of the files skip it (--check-files)."
+        return clip, self.labels[index]

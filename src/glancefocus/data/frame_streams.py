@@ -1,7 +1,7 @@
-"""Frames as they come, with PyAV: of a camera, of a stream at an address, or of a video file, one after the other.
+"""Frames of a camera, of a network stream or of a video file, one after the other, with PyAV.
 
-A camera and a stream do not wait. They are decoded in a thread of their own that keeps the latest frame only, so that answers are
-about what is to be seen now; frames that come faster than they are taken are dropped. Of a file every frame is taken.
+A camera and a stream do not wait. They are decoded in a separate thread that keeps the latest frame only, so that answers are about
+the present; frames that arrive faster than they are used are dropped. Every frame of a file is used.
 """
 
 import sys
@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from glancefocus.data.video import MAX_FRAME_PIXELS, frame_picture
+from glancefocus.data.video import MAX_FRAME_PIXELS, frame_picture, reason_of
 from glancefocus.errors import BadClip, MissingExtra
 
 OPEN_SECONDS = 10.0
-"""How long a camera or a stream may take to answer; the same between two frames."""
+"""How long a camera or a stream may take to open, and between two frames."""
 
-# What FFmpeg calls the cameras of each system, and how it names the camera of a number; on Windows they have names only.
+# FFmpeg's input format for cameras on each system, and the device name for a number; cameras on Windows have names only.
 CAMERAS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}:none"), "win32": ("dshow", None)}
-_OPTIONS = {"avfoundation": {"framerate": "30"}}  # it would ask for 29.97, which few cameras have
+_OPTIONS = {"avfoundation": {"framerate": "30"}}  # the default of 29.97 is refused by most cameras
 
 
 class Frame(NamedTuple):
     """One frame.
 
-    number   counting from 0, dropped ones included
-    seconds  since the stream began
+    number   from 0, dropped frames included
+    seconds  since the start of the stream
     """
 
     number: int
@@ -38,14 +38,14 @@ class Frame(NamedTuple):
 
 
 Decoded = tuple[int, float, Any]
-"""Number, seconds and PyAV's frame; it becomes a picture only if it is taken."""
+"""Number, seconds and PyAV's frame, which is converted to a picture only if it is used."""
 
 
 class FrameStream:
     """An open camera, stream or file; a context manager that yields frames once.
 
     source   a camera's number, a device such as /dev/video1, an address such as rtsp://..., or a video file
-    dropped  frames that were not taken, as newer ones had come
+    dropped  number of frames that were replaced by newer ones before they were used
     """
 
     def __init__(self, source: str, max_pixels: int | None = None) -> None:
@@ -75,13 +75,13 @@ class FrameStream:
             self._container.close()
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame of a file; of a camera or a stream the latest, whenever the next one is asked for."""
+        """Every frame of a file; the latest frame of a camera or a stream, each time one is requested."""
         for number, seconds, frame in self._decoded() if self.waits else self._latest():
             yield Frame(number, seconds, frame_picture(self._av, frame, self.source, self.max_pixels))
 
     def _decoded(self) -> Iterator[Decoded]:
         if not self._container.streams.video:
-            raise BadClip(f"{self.source} has no video stream. Give one that has.")
+            raise BadClip(f"{self.source} has no video stream. Name another source.")
         began = time.monotonic()
         decoded = self._container.decode(video=0)
         number = 0
@@ -90,8 +90,8 @@ class FrameStream:
                 frame = next(decoded, None)
             except self._av.error.FFmpegError as error:
                 if number == 0:
-                    raise BadClip(f"{self.source} cannot be read: {_reason(error)}.") from None
-                frame = None  # a stream that breaks off is over
+                    raise BadClip(f"{self.source} cannot be read: {reason_of(error)}.") from None
+                frame = None  # an interrupted stream has ended
             if frame is None:
                 return
             seconds = time.monotonic() - began
@@ -128,29 +128,31 @@ class FrameStream:
             raise BadClip(self._refusal(name, form, error)) from None
 
     def _device(self) -> tuple[str, str | None]:
-        """What FFmpeg is to open, and in which format; None: it finds out."""
+        """The name and the format for FFmpeg; None: it detects the format."""
         form, pattern = CAMERAS.get(sys.platform, (None, None))
         if self.source.startswith(("/dev/video", "video=")):
             return self.source, form
         if not self.source.isdigit() or self.waits:
             return self.source, None
         if pattern is None:
-            raise BadClip(f"cameras have names here, not numbers: give --camera video=NAME instead of {self.source}.")
+            raise BadClip(
+                f"cameras on this system have names, not numbers. Use --camera video=NAME instead of {self.source}."
+            )
         return pattern.format(self.source), form
 
     def _refusal(self, name: str, form: str | None, error: Exception) -> str:
         if form is not None:
             there = ", ".join(sorted(str(path) for path in Path("/dev").glob("video*"))) or "none"
             if isinstance(error, PermissionError):
-                return f"the camera {name} may not be used by this user ({_reason(error)}). Join the group video."
-            return f"there is no camera {self.source} ({name}: {_reason(error)}). Cameras here: {there}."
+                return f"no permission to use the camera {name} ({reason_of(error)}). Add this user to the group video."
+            return f"there is no camera {self.source} ({name}: {reason_of(error)}). Cameras found: {there}."
         if "://" not in self.source and not self.waits:
-            return f"there is no video file {self.source}. Give a camera's number, a file, or an address such as rtsp://..."
-        return f"{self.source} cannot be opened as a video or a stream: {_reason(error)}."
+            return f"there is no video file {self.source}. Give the number of a camera, a file, or an address such as rtsp://..."
+        return f"{self.source} cannot be opened as a video or a stream: {reason_of(error)}."
 
 
 class _Slot:
-    """Holds the latest frame until it is taken."""
+    """Holds the latest frame until it is used."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -171,15 +173,11 @@ class _Slot:
             self._changed.notify()
 
     def take(self) -> Decoded | None:
-        """The latest frame, once there is one; None when there are no more."""
+        """Wait for a frame and return the latest; None when the stream has ended."""
         with self._changed:
             while self._frame is None and not self._ended:
-                self._changed.wait(timeout=0.2)  # so that Ctrl-C is heard
+                self._changed.wait(timeout=0.2)  # so that Ctrl-C is handled
             frame, self._frame = self._frame, None
             if frame is None and self._error is not None:
                 raise self._error
             return frame
-
-
-def _reason(error: BaseException) -> str:
-    return str(getattr(error, "strerror", None) or error).rstrip(".").lower()

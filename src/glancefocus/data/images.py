@@ -1,6 +1,6 @@
-"""Reads image files so that they look as a person would see them in a viewer: upright, in RGB, transparency on white.
+"""Reads image files as a viewer shows them: upright, in RGB, transparency on white.
 
-Colour profiles are not applied: networks are trained, and the paper's figures were measured, on plain decoded values.
+Colour profiles are not applied: networks are trained on plain decoded values, and the paper's results were measured on them.
 """
 
 import io
@@ -24,42 +24,28 @@ from glancefocus.files import open_file, read_stream
 from glancefocus.free_memory import check_memory
 
 MAX_BYTES = 2 << 30
-"""Of a picture or a clip on standard input, which has no size that could be asked for."""
+"""Limit for a picture or a clip on standard input, whose size is not known in advance."""
 _DECODING_BYTES = 12  # for one pixel at most: as stored in the file, in RGB (Pillow takes 4), and turned upright
 PIXELS_PER_BAND = 1 << 22
-MAX_PIXELS = 178_956_970  # where Pillow refuses too: half a gigabyte when decoded to RGB
+MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte when decoded to RGB
 
-# Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that only a
-# plug-in of somebody else can decode (HDF5, WMF, ...), are left out: a picture may come from a stranger.
+# Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that need a
+# third-party plug-in (HDF5, WMF, ...), are left out, because a picture may come from an untrusted source.
 FORMATS = (
     *("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "JPEG2000", "PPM", "QOI", "ICO", "PSD", "PCX", "SGI"),
     "TGA",
 )
 
-# What a folder is searched for.
 SUFFIXES = frozenset(
     (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp", ".avif", ".tif", ".tiff", ".bmp"),
-        *(
-            ".jp2",
-            ".j2k",
-            ".jpx",
-            ".ppm",
-            ".pgm",
-            ".pbm",
-            ".pnm",
-            ".pfm",
-            ".qoi",
-            ".ico",
-            ".psd",
-            ".pcx",
-            ".sgi",
-            ".tga",
-        ),
+        *(".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".qoi", ".ico", ".psd", ".pcx", ".sgi"),
+        ".tga",
     )
 )
+"""Files in a folder that count as pictures."""
 
-# EXIF orientation -> what brings the picture upright; 1 is upright already.
+# EXIF orientation -> the transposition that turns the picture upright; 1 is upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -78,13 +64,13 @@ def read_picture(
     name: str | None = None,
     at_least_px: int | None = None,
 ) -> Image.Image:
-    """The picture in a file, fully decoded, upright, in RGB; see as_rgb. Of an animation, the first frame.
+    """The picture in a file, decoded, upright, in RGB, see as_rgb; the first frame of an animation.
 
-    source      a path, the bytes of a file, or an open binary stream (read from where it stands to its end)
-    max_pixels  a picture with more pixels is refused before it is decoded
-    name        what to call the picture in errors; otherwise its path, or "the image on standard input"
-    at_least_px  a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as its shorter side keeps this many pixels; that
-                is several times faster for large photographs. None: always at full size
+    source       a path, the bytes of a file, or an open binary stream (read from its current position to its end)
+    max_pixels   a picture with more pixels is refused before it is decoded
+    name         the picture's name in errors; otherwise its path, or "the image on standard input"
+    at_least_px  allow decoding a JPEG at 1/2, 1/4 or 1/8 of its size, as long as its shorter side keeps this many pixels, which is
+                 several times faster for large photographs. None: always at full size
     """
     name = name if name is not None else _name_of(source)
     try:
@@ -97,17 +83,17 @@ def read_picture(
     except IsADirectoryError as error:
         raise BadImage(f"{name} is a folder, not an image. Name a file inside it.") from error
     except PermissionError as error:
-        raise BadImage(f"{name} may not be read by this user. Change its permissions.") from error
+        raise BadImage(f"no permission to read {name}. Change its permissions.") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
         reason = getattr(error, "strerror", None) or error
         raise BadImage(f"{name} cannot be read: {reason}. Check the path and the disk.") from error
 
 
 def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
-    """Every image file: files as they are given, folders searched through, sorted within each folder given.
+    """All image files: files as given, and the content of folders, sorted within each folder.
 
-    Inside a folder only files with the suffix of an image count, hidden files and folders do not, and links to folders
-    are followed once. A file that is named need not even exist: reading it will say so.
+    Inside a folder only visible files with the suffix of an image count, and links to folders are followed once. A file that
+    does not exist is kept: reading it reports the error.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -124,26 +110,21 @@ def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """A new RGB picture as a person would see it: EXIF rotation applied, transparency laid on white.
+    """A new RGB picture as a viewer shows it: EXIF rotation applied, transparency on white.
 
-    Of 16 bits the upper 8 are kept. Floats within 0 to 1 are taken as black to white; floats beyond, and whole numbers
-    beyond 16 bits, are stretched so that the smallest is black and the largest white, NaN is black. The new picture has
-    no EXIF, so that nothing turns it a second time.
+    The upper 8 of 16 bits are kept. Floats within 0 to 1 are black to white; floats outside, and whole numbers beyond 16 bits,
+    are stretched so that the smallest is black and the largest white; NaN is black. The new picture has no EXIF, so that it is
+    not rotated a second time.
     """
-    picture.load()  # first: a PNG may carry its EXIF behind the pixels, and a TIFF is turned upright by loading it
+    picture.load()  # first: the EXIF of a PNG may follow the pixels, and loading a TIFF already turns it upright
     turn = _TURNS.get(_orientation(picture))
     rgb = _flat(picture)
     rgb.info.clear()
     return rgb if turn is None else rgb.transpose(turn)
 
 
-def as_tensor(picture: Image.Image) -> Tensor:
-    """The picture as uint8 (3, H, W), RGB, contiguous, in memory of its own."""
-    return pixels_of(as_rgb(picture))
-
-
 def pixels_of(picture: Image.Image) -> Tensor:
-    """The same of a picture that is RGB and upright already."""
+    """The pixels of an RGB picture as uint8 (3, H, W), contiguous, in memory of their own."""
     pixels = torch.empty(3, picture.height, picture.width, dtype=torch.uint8)
     for left, top, right, bottom in bands(picture.size):
         band = np.asarray(picture.crop((left, top, right, bottom)))
@@ -167,13 +148,13 @@ def bands(size: tuple[int, int], *, whole_rows: bool = False) -> Iterator[tuple[
 def _name_of(source: str | Path | bytes | BinaryIO) -> str:
     if isinstance(source, str | Path):
         return str(source) or "''"
-    path = getattr(source, "name", None)  # of an open file; "<stdin>" or a number is no path
+    path = getattr(source, "name", None)  # of an open file; "<stdin>" or a number is not a path
     return path if isinstance(path, str) and not path.startswith("<") else "the image on standard input"
 
 
 @contextmanager
 def _opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
-    """A stream that can seek; a file is closed afterwards."""
+    """A stream that can be rewound; a file is closed afterwards."""
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
@@ -190,18 +171,18 @@ def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | No
     # Plug-ins raise almost anything on damaged or hostile bytes: SyntaxError, struct.error, OverflowError, zlib.error.
     try:
         with _pillow_allows(max_pixels):
-            picture = _open_first_that_fits(stream, prefix)
+            picture = _open_known_format(stream, prefix)
             if picture is not None:
                 with picture:
                     _check_size(picture, max_pixels, name)
                     if at_least_px is not None:
                         picture.draft(None, (at_least_px, at_least_px))  # only JPEG can; others ignore it
                     picture.load()
-                    _check_size(picture, max_pixels, name)  # an icon knows its size only now
+                    _check_size(picture, max_pixels, name)  # the size of an icon is known only now
                     return as_rgb(picture)
     except BadImage:
         raise
-    except Image.DecompressionBombError as error:  # of a picture inside the file, or before its size is known
+    except Image.DecompressionBombError as error:  # a picture inside the file, or before the size is known
         raise BadImage(
             f"{name} has more pixels than the limit of {max_pixels:,}. If you trust it, raise max_pixels."
         ) from error
@@ -210,16 +191,16 @@ def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | No
     except Exception as error:
         reason = str(error).strip().rstrip(".") or type(error).__name__
         raise BadImage(f"{name} is damaged or cut off ({reason}). Save or download it again.") from error
-    raise BadImage(f"{name} is not an image that can be read. Convert it to JPEG, PNG, WebP or TIFF.")
+    raise BadImage(f"{name} is not an image in a known format. Convert it to JPEG, PNG, WebP or TIFF.")
 
 
-def _open_first_that_fits(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile | None:
-    """What Image.open does, for our formats and without its check of the size, which would not say what to do.
+def _open_known_format(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile | None:
+    """Image.open for our formats only, and without its check of the size; our own check says what to do.
 
-    Raises what the plug-in raised where the magic bytes promise a format that the rest does not keep.
+    Raises the plug-in's error if the magic bytes match a format but the rest does not.
     """
     Image.init()
-    broken_promise: Exception | None = None
+    damaged: Exception | None = None
     for format_name in FORMATS:
         if format_name not in Image.OPEN:
             continue  # this Pillow was built without it
@@ -227,16 +208,21 @@ def _open_first_that_fits(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFi
         fits = accepts is None or accepts(prefix)
         if not fits or isinstance(
             fits, str
-        ):  # a sentence: the plug-in knows the format, but this Pillow cannot decode it
+        ):  # a text means that this Pillow was built without a decoder for the format
             continue
         stream.seek(0)
         try:
             return factory(stream, "")
-        except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a plug-in says "not of my format"
+        except (
+            SyntaxError,
+            IndexError,
+            TypeError,
+            struct.error,
+        ) as error:  # a plug-in raises these for files of other formats
             if accepts is not None:
-                broken_promise = error
-    if broken_promise is not None:
-        raise broken_promise
+                damaged = error
+    if damaged is not None:
+        raise damaged
     return None
 
 
@@ -252,19 +238,19 @@ def _check_size(picture: Image.Image, max_pixels: int, name: str) -> None:
 
 _lock = threading.Lock()
 _limits_in_use: list[int] = []
-_put_back = ExitStack()
+_restore = ExitStack()
 
 
 @contextmanager
 def _pillow_allows(max_pixels: int) -> Iterator[None]:
-    """While we read, Pillow's limit is ours, and its warnings (a tag of EXIF that is broken, ...) are not shown.
+    """Set Pillow's pixel limit to ours and hide its warnings (broken EXIF tags, ...) during the block.
 
-    Both are global, and several threads may read at once: the first to come changes them, the last to go restores them.
+    Both are global, and several threads may read at once: the first thread changes them, the last one restores them.
     """
     with _lock:
         if not _limits_in_use:
-            _put_back.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-            _put_back.enter_context(warnings.catch_warnings())
+            _restore.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+            _restore.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", module=r"PIL\.")
         _limits_in_use.append(max_pixels)
         Image.MAX_IMAGE_PIXELS = max(_limits_in_use)
@@ -276,21 +262,21 @@ def _pillow_allows(max_pixels: int) -> Iterator[None]:
             if _limits_in_use:
                 Image.MAX_IMAGE_PIXELS = max(_limits_in_use)
             else:
-                _put_back.close()
+                _restore.close()
 
 
 def _orientation(picture: Image.Image) -> int:
     try:
         return int(picture.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # broken EXIF on a whole picture: viewers show it as it is stored, and so do we
+    except Exception:  # broken EXIF: viewers show the picture as stored, and so do we
         return 1
 
 
 def _flat(picture: Image.Image) -> Image.Image:
-    """A new RGB picture of a picture of any mode."""
+    """A new RGB picture from a picture of any mode."""
     if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
         return _from_deep(picture)
-    if picture.mode == "La":  # grey premultiplied by alpha goes to RGB only by way of LA
+    if picture.mode == "La":  # Pillow converts premultiplied grey to RGB only through LA
         picture = picture.convert("LA")
     if not picture.has_transparency_data:
         return picture.convert("RGB")
@@ -302,7 +288,7 @@ def _flat(picture: Image.Image) -> Image.Image:
 
 
 def _from_deep(picture: Image.Image) -> Image.Image:
-    """RGB of a grey picture with more than 8 bits; Pillow's own conversion would clip it at 255."""
+    """RGB from a grey picture with more than 8 bits; Pillow's own conversion would clip it at 255."""
     values = np.asarray(picture)
     tags = getattr(picture, "tag_v2", {})  # of a TIFF
     if values.dtype.kind == "u" and tags.get(ExifTags.Base.BitsPerSample) == (12,):
@@ -312,10 +298,9 @@ def _from_deep(picture: Image.Image) -> Image.Image:
     elif values.min() < 0 or values.max() > 0xFFFF:
         grey = _stretched(values, None, None)
     else:
-        grey = (values >> 8).astype(np.uint8)  # as Pillow does with 16 bits per colour
-    if (
-        tags.get(ExifTags.Base.PhotometricInterpretation) == 0
-    ):  # white is zero; Pillow turns only 8 bits and fewer around
+        grey = (values >> 8).astype(np.uint8)  # like Pillow for 16 bits per colour
+    # White is zero; Pillow inverts only pictures of 8 bits and fewer.
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
         grey = 255 - grey
     transparent = picture.info.get("transparency")
     if isinstance(transparent, int):
@@ -324,7 +309,7 @@ def _from_deep(picture: Image.Image) -> Image.Image:
 
 
 def _stretched(values: NDArray[np.generic], low: float | None, high: float | None) -> NDArray[np.uint8]:
-    """Values from low to high as 0 to 255; without that range, or with values outside it, smallest to largest."""
+    """Values from low to high mapped to 0 to 255; from smallest to largest if no range is given or values are outside it."""
     rows = [slice(top, bottom) for _, top, _, bottom in bands((values.shape[1], values.shape[0]), whole_rows=True)]
     ranges = [_finite_range(values[some]) for some in rows]
     smallest, largest = min(one for one, _ in ranges), max(one for _, one in ranges)
@@ -355,11 +340,11 @@ def _pictures_inside(folder: Path) -> Iterator[Path]:
 
 
 def walk_visible(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files) for a folder and every one in it that is not hidden; links are followed, once."""
+    """(folder, its files) for a folder and all visible folders in it; links are followed once."""
     seen: set[str] = set()
     for where, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_folder):
         real = os.path.realpath(where)
-        if real in seen:  # a link back to a folder above would never end
+        if real in seen:  # a link to a parent folder would never end
             folders.clear()
             continue
         seen.add(real)

@@ -1,7 +1,7 @@
-"""Labelled images to measure a trained network on: splits of a data set, with labels counted as the network does.
+"""Labelled images for measuring a trained network: splits of a data set, with labels numbered as in the network.
 
-Which images trained the network its bundle remembers (split_record), by their content: wherever they lie and whatever they are
-called, they are in the split `train` here and in no other.
+The record of a bundle (split_record) identifies training images by their content: under any path and name they are in the
+split `train` here and in no other.
 """
 
 import functools
@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glancefocus.data.checking import Content, check_files, without_missing
-from glancefocus.data.lists import read_labelled_csv
-from glancefocus.data.media import Medium, medium_of
-from glancefocus.data.sources import DataSettings, open_data, read_labelled_folder
-from glancefocus.data.split_record import CHOOSING, SplitRecord
-from glancefocus.data.splits import AugmentSettings, Batch, FileSplit, Row, Split
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.checking import Medium, check_files, medium_of
+from glancefocus.data.lists import read_labelled_csv, read_labelled_folder, read_published, without_missing
+from glancefocus.data.sources import DataSettings, open_data
+from glancefocus.data.split_record import CHOOSING, Content, SplitRecord
+from glancefocus.data.splits import Batch, FileSplit, Row, Split
+from glancefocus.data.views import AugmentSettings
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings
@@ -28,7 +28,7 @@ from glancefocus.torchvision_whole import ensure_torchvision
 
 
 class JoinedSplit:
-    """The images of several splits, one after the other, to measure on; training does not use it."""
+    """The images of several splits in a row, for measuring; training does not use it."""
 
     def __init__(self, parts: Sequence[Split]) -> None:
         self.parts = list(parts)
@@ -55,7 +55,7 @@ class JoinedSplit:
         return bisect_right(self._ends, index)
 
     def _of_parts(self, indexes: Sequence[int], seed: int | None, workers: int) -> Iterator[Batch]:
-        """The images of a batch, those of each part together."""
+        """The images of a batch, grouped by part."""
         for number, part in enumerate(self.parts):
             start = self._ends[number] - len(part)
             own = [index - start for index in indexes if self._part(index) == number]
@@ -67,7 +67,7 @@ IMAGENET_CLASSES = 1000
 
 
 def class_numbers(classes: Sequence[str], wanted: Iterable[str]) -> dict[str, int]:
-    """{name: number} of the wanted names that the network knows, by its own names, or as ImageNet's classes by any of theirs."""
+    """{name: number} of the wanted names that are classes of the network; ImageNet's classes are known by all their names."""
     own = {name: number for number, name in enumerate(classes)}
     wanted = set(wanted)
     if wanted <= own.keys() or not are_imagenet(classes):
@@ -77,16 +77,16 @@ def class_numbers(classes: Sequence[str], wanted: Iterable[str]) -> dict[str, in
 
 
 def are_imagenet(classes: Sequence[str]) -> bool:
-    """Whether these are ImageNet's 1,000 classes in their usual order, under names of ours or WordNet's."""
+    """Whether these are ImageNet's 1,000 classes in their usual order, under any of their names."""
     if len(classes) != IMAGENET_CLASSES:
         return False
     return all(name in known for name, known in zip(classes, _imagenet_names(), strict=True))
 
 
 def imagenet_classes(count: int) -> tuple[str, ...]:
-    """Names of ImageNet's classes in their usual order where there are 1,000; their numbers otherwise.
+    """Names of ImageNet's classes in their usual order if count is 1,000; plain numbers otherwise.
 
-    A name is the first synonym; where two classes share it, the WordNet id is added.
+    A name is the first synonym; if two classes share it, the WordNet id is added.
     """
     if count != IMAGENET_CLASSES:
         return tuple(str(number) for number in range(count))
@@ -95,7 +95,7 @@ def imagenet_classes(count: int) -> tuple[str, ...]:
 
 @functools.cache
 def _imagenet_names() -> list[list[str]]:
-    """Names of every class: ours, the WordNet id, all synonyms in one, each synonym."""
+    """Names of every class: ours, the WordNet id, all synonyms in one text, each synonym."""
     ensure_torchvision()
     from timm.data import ImageNetInfo
 
@@ -109,7 +109,7 @@ def _imagenet_names() -> list[list[str]]:
 
 @functools.cache
 def _imagenet_numbers() -> dict[str, int]:
-    """{name: number} of all names that mean one class only; also with underscores for spaces, as folders are often called."""
+    """{name: number} of all names that mean one class only; also with underscores for spaces, as in folder names."""
     numbers: dict[str, int] = {}
     twice: set[str] = set()
     for number, names in enumerate(_imagenet_names()):
@@ -121,22 +121,22 @@ def _imagenet_numbers() -> dict[str, int]:
 
 
 WHOLE = "all"
-"""The split of a data set that has none."""
+"""The split of a data set without splits."""
 
 
 @dataclass
 class Labelled:
     """A data set to measure on.
 
-    splits     {name: split} of train, val and test as far as they are there; one named `all` where the data is in one piece and
-               none of it is known from training
-    whole      everything in one
-    trained    how many images in `whole` are known to have trained the network
-    moved      how many of them are not in a split `train` of the data, so that they would have been measured
-    new        of data that is known from training: how many images were not there then
-    bad_files  what is wrong with files that were skipped
+    splits     {name: split} of train, val and test, if present; one named `all` if the data has no splits and none of it is known
+               from training
+    whole      all images in one split
+    trained    number of images in `whole` that are known as training images of the network
+    moved      number of these that are not in a split `train` of the data, so that they would have been measured
+    new        if some of the data is known from training: number of images that were not in it then
+    bad_files  sentences on files that were skipped
     remarks    sentences on how the data was read
-    contents   of files whose size is that of a file known from training
+    contents   size and hash of files whose size is that of a file known from training
     """
 
     splits: dict[str, Split]
@@ -160,9 +160,9 @@ def open_labelled(
 ) -> Labelled:
     """The data set to measure a network on.
 
-    classes  of the network; data with a label that is not among them is refused, but ImageNet's classes may have any of their names
-    frames   1 for images; more for clips of so many frames
-    record   of the data that trained the network; None: it is not known, and the data's own splits are taken as they are
+    classes  of the network; data with other labels is refused, but ImageNet's classes may have any of their names
+    frames   1 for images; the number of frames for clips
+    record   of the training data; None: it is unknown, and the data's own splits are used
     """
     if settings.source in WORLDS:
         data = open_data(settings, view, progress, frames=frames)
@@ -197,13 +197,13 @@ def _checked_rows(
     record: SplitRecord | None,
     labelled: Labelled,
 ) -> tuple[list[Row], dict[Path, Content | None]]:
-    """Rows in the data's own splits, with labels of the network; bad files and remarks go into `labelled`."""
+    """Rows in the data's own splits, with the network's labels; bad files and remarks are added to `labelled`."""
     if not path.exists():
         raise UnknownName("data set", settings.source, WORLDS, "Name a folder, a CSV file or a built-in world.")
     if path.is_file():
         rows, found = read_labelled_csv(path, labelled.remarks)
     else:
-        rows, found = medium.published(path) or read_labelled_folder(path, medium)
+        rows, found = read_published(path, medium) or read_labelled_folder(path, medium)
     numbers = class_numbers(classes, found)
     foreign = [name for name in found if name not in numbers]
     if foreign:
@@ -231,8 +231,8 @@ def _as_in_training(
 ) -> list[Row]:
     """The rows in the splits that they had in training.
 
-    What trained is `train`, whatever the data says. What did not keeps the data's own split, but is held out where that is
-    `train`, or where there is none. Data of which nothing is known from training stays as it is.
+    Training images are `train`, whatever split the data puts them in. Others keep the data's own split, but are held out if that
+    is `train` or if there is none. If no image is known from training, nothing changes.
     """
     was = [record.split_of(contents.get(file)) for _, file, _ in rows]
     was = [None if split == CHOOSING else split for split in was]
@@ -255,7 +255,7 @@ def _as_in_training(
 
 
 def world_settings(source: str, stored: DataSettings | None, view: ViewSettings, frames: int = 1) -> DataSettings:
-    """How to open this data: a built-in world as it was drawn for training, or, by another network, at its view's size."""
+    """How to open this data: a built-in world as it was drawn for training, or at the size of the view if trained on other data."""
     if source not in WORLDS:
         return DataSettings(source=source)
     if stored is not None and stored.source == source:
@@ -274,4 +274,4 @@ def _split(rows: list[Row], view: ViewSettings, medium: Medium) -> FileSplit:
 
 def _foreign(source: str, foreign: Sequence[str], classes: Sequence[str]) -> str:
     known = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
-    return f"{source} has the label {foreign[0]!r}, which the bundle does not know. Its classes are {known}."
+    return f"{source} has the label {foreign[0]!r}, which is not a class of the bundle. Its classes are {known}."

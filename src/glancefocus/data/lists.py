@@ -1,49 +1,47 @@
-"""A CSV that lists files with labels: path,label or path,label,split, with or without a first line of names."""
+"""Rows of a data set (split, file, label), read from class folders, a CSV, or the lists of a published set of clips.
+
+No image or clip is opened here.
+"""
 
 import csv
 import io
 from pathlib import Path
 from typing import Any
 
-from glancefocus.data.clips import VIDEO_SUFFIXES
+from glancefocus.data.checking import Medium, Pictures
+from glancefocus.data.clips import VIDEO_SUFFIXES, clips_inside
 from glancefocus.data.images import SUFFIXES
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.files import open_file
 from glancefocus.values import read_json
 
+# Names of columns in the first line of a CSV.
 PATH_WORDS = frozenset(
     (
-        *("path", "file", "filename", "file_name", "filepath", "file_path", "name", "id", "url"),
-        *(
-            "image",
-            "images",
-            "image_path",
-            "image_file",
-            "image_name",
-            "image_id",
-            "imagepath",
-            "img",
-            "img_path",
-            "img_name",
-        ),
-        *("picture", "photo", "frame", "frames", "clip", "clip_path", "clips", "video", "video_path", "videos"),
+        *("path", "file", "filename", "file_name", "filepath", "file_path", "name", "id", "url", "image"),
+        *("images", "image_path", "image_file", "image_name", "image_id", "imagepath", "img", "img_path"),
+        *("img_name", "picture", "photo", "frame", "frames", "clip", "clip_path", "clips", "video", "video_path"),
+        "videos",
     )
 )
 LABEL_WORDS = frozenset(
     (
-        *("label", "labels", "label_name", "class", "classes", "class_name", "classname", "category", "categories"),
-        *("target", "y", "species", "breed", "kind", "type", "tag"),
+        *("label", "labels", "label_name", "class", "classes", "class_name", "classname", "category"),
+        *("categories", "target", "y", "species", "breed", "kind", "type", "tag"),
     )
 )
 SPLIT_WORDS = frozenset(("split", "set", "subset", "partition", "fold", "usage"))
 _LINES_TRIED = 20
+_PICTURES = Pictures()
 
 
 def read_labelled_csv(path: Path, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
-    """Rows and classes of a CSV; paths are relative to it. Where no line names a split, all are in the split `all`.
+    """Rows and classes of a CSV of path,label or path,label,split; the first line may name the columns.
 
-    remarks  is added to where a first line of names was assumed and may have been meant otherwise
+    Paths are relative to the CSV. If no line names a split, all rows are in the split `all`.
+
+    remarks  gets a sentence if the first line was taken for column names and that may be wrong
     """
     try:
         with io.TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as stream:
@@ -70,7 +68,7 @@ def read_labelled_csv(path: Path, remarks: list[str] | None = None) -> tuple[lis
 
 
 def _rows(path: Path, entries: list[list[str]]) -> tuple[list[Row], tuple[str, ...]]:
-    """Rows of (path, label, split or nothing)."""
+    """Rows and classes of entries (path, label, split or empty)."""
     for number, (file, label, _) in enumerate(entries, start=1):
         if not file or not label:
             raise BadData(
@@ -78,15 +76,15 @@ def _rows(path: Path, entries: list[list[str]]) -> tuple[list[Row], tuple[str, .
             )
     classes = tuple(sorted({label for _, label, _ in entries}))
     number_of = {name: number for number, name in enumerate(classes)}
-    unnamed = "train" if any(split for _, _, split in entries) else "all"
+    default = "train" if any(split for _, _, split in entries) else "all"
     foreign = {split for _, _, split in entries if split} - {"train", "val", "test"}
     if foreign:
-        raise BadData(f"{path}: a split is train, val or test, but there is {min(foreign)!r}.")
-    return [(split or unnamed, path.parent / file, number_of[label]) for file, label, split in entries], classes
+        raise BadData(f"{path}: a split must be train, val or test, but got {min(foreign)!r}. Correct that column.")
+    return [(split or default, path.parent / file, number_of[label]) for file, label, split in entries], classes
 
 
 def _is_header(lines: list[list[str]], folder: Path, remarks: list[str] | None, path: Path) -> bool:
-    """Whether the first line names columns: its first cell is no file, and its words are typical or other lines are files."""
+    """Whether the first line names columns: its first cell is not a file, and it has typical names or other lines name files."""
     first = lines[0]
     if is_there(folder, first[0]):
         return False
@@ -94,7 +92,7 @@ def _is_header(lines: list[list[str]], folder: Path, remarks: list[str] | None, 
     if words[0] in PATH_WORDS or (set(words) & PATH_WORDS and set(words) & LABEL_WORDS):
         return True
     if Path(first[0]).suffix.lower() in SUFFIXES | VIDEO_SUFFIXES:
-        return False  # a file that is missing
+        return False  # the name of a missing file
     others = lines[1:]
     files = any(line and is_there(folder, line[0]) for line in others[:_LINES_TRIED])
     used = {line[1] for line in others if len(line) > 1}
@@ -102,13 +100,13 @@ def _is_header(lines: list[list[str]], folder: Path, remarks: list[str] | None, 
         return False
     if words[1] not in LABEL_WORDS and remarks is not None:
         remarks.append(
-            f"the first line of {path} ({','.join(first)}) was taken for names of columns, since {first[0]!r} is not a file."
+            f"the first line of {path} ({','.join(first)}) was taken for column names, because {first[0]!r} is not a file."
         )
     return True
 
 
 def _columns(lines: list[list[str]], folder: Path) -> list[int]:
-    """Which columns hold path, label and split: those with typical names in the first line, or else the first three."""
+    """The columns of path, label and split: those with typical names in the first line, or else the first three."""
     words = [_word(cell) for cell in lines[0]]
     paths, labels, splits = (
         [number for number, word in enumerate(words) if word in known]
@@ -118,8 +116,8 @@ def _columns(lines: list[list[str]], folder: Path) -> list[int]:
         return [0, 1, 2]
     sample = lines[1] if len(lines) > 1 else []
     files = [column for column in paths if column < len(sample) and is_there(folder, sample[column])]
-    beyond = len(words)  # a column that no line has
-    return [(files or paths)[0], labels[0], splits[0] if splits else beyond]
+    absent = len(words)  # a column that no line has
+    return [(files or paths)[0], labels[0], splits[0] if splits else absent]
 
 
 def _word(cell: str) -> str:
@@ -127,19 +125,114 @@ def _word(cell: str) -> str:
 
 
 def is_there(folder: Path, cell: str) -> bool:
-    """Whether a path of a list names a file or a folder."""
+    """Whether a path names an existing file or folder."""
     try:
         return bool(cell) and (folder / cell).exists()
     except (OSError, ValueError):  # too long, or with a zero byte
         return False
 
 
-_MOST_BYTES = 256 << 20  # of a list of clips
+def read_csv(path: Path, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
+    """Rows and classes of a CSV to train on, see read_labelled_csv; rows without a split are for training."""
+    rows, classes = read_labelled_csv(path, remarks)
+    rows = [("train" if split == "all" else split, file, label) for split, file, label in rows]
+    if len(classes) < 2:
+        raise BadData(f"{path} has only one class ({classes[0]!r}). A classifier needs at least two.")
+    seen = {label for name, _, label in rows if name == "train"}
+    for split, _, label in rows:
+        if label not in seen:
+            raise BadData(f"{path}: the class {classes[label]!r} is in {split} but not in train.")
+    return rows, classes
+
+
+def without_missing(rows: list[Row], listed_in: Path, max_bad_files: int) -> tuple[list[Row], list[str]]:
+    """The rows whose files exist, and a sentence for each missing file; too many missing files are refused."""
+    there: list[Row] = []
+    missing: list[Row] = []
+    for row in rows:
+        (there if is_there(row[1].parent, row[1].name) else missing).append(row)
+    if len(missing) > max_bad_files or not there:
+        names = ", ".join(str(file) for _, file, _ in missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise BadData(
+            f"{len(missing)} of the {len(rows)} files in the list {listed_in} do not exist: {names}. "
+            f"Paths are relative to the folder of the CSV, {listed_in.parent.resolve()}."
+        )
+    return there, [f"{listed_in} lists {file}, which does not exist." for _, file, _ in missing]
+
+
+def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
+    """Rows and classes of train/CLASS/file and val/CLASS/file (and test/), or of CLASS/file, all for training."""
+    rows, classes = read_labelled_folder(path, medium)
+    if "train" in _folders(path):
+        classes = _class_folders(path / "train")
+    else:
+        rows = [("train", file, label) for _, file, label in rows]
+    if len(classes) < 2:
+        raise BadData(f"{path} has only one class ({classes[0]!r}). A classifier needs at least two class folders.")
+    return rows, classes
+
+
+def read_labelled_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
+    """Rows and classes of train/CLASS/file, val/CLASS/file and test/CLASS/file; or of CLASS/file, in the split `all`."""
+    folders = _folders(path)
+    names = [name for name in ("train", "val", "test") if name in folders]
+    if not names:
+        classes = _class_folders(path)
+        return [("all", file, label) for file, label in _files_of(path, classes, medium)], classes
+    classes = _class_folders(path / names[0])
+    rows: list[Row] = []
+    for name in names:
+        foreign = [c for c in _class_folders(path / name) if c not in classes]
+        if foreign and names[0] == "train":
+            raise BadData(
+                f"{path / name} has the class {foreign[0]!r}, which is not in {path / 'train'}. Every class must be in train."
+            )
+        classes += tuple(foreign)
+        rows += [(name, file, label) for file, label in _files_of(path / name, classes, medium)]
+    return rows, classes
+
+
+def _folders(path: Path) -> tuple[str, ...]:
+    """The visible folders in a folder, sorted."""
+    try:
+        return tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    except OSError as error:
+        raise BadData(f"the folder {path} cannot be read: {error.strerror or error}. Check its permissions.") from None
+
+
+def _class_folders(path: Path) -> tuple[str, ...]:
+    classes = _folders(path)
+    if not classes:
+        raise BadData(
+            f"{path} has no class folders. Put the images of each class into a folder with the name of the class."
+        )
+    return classes
+
+
+def _files_of(path: Path, classes: tuple[str, ...], medium: Medium) -> list[tuple[Path, int]]:
+    folders = [(path / name, label) for label, name in enumerate(classes)]
+    files = [(file, label) for folder, label in folders if folder.is_dir() for file in medium.find(folder)]
+    if not files:
+        hint = " They contain clips: set the number of --frames." if _hold_clips(path, classes, medium) else ""
+        raise BadData(f"the class folders of {path} contain no {medium.noun}.{hint}")
+    return files
+
+
+def _hold_clips(path: Path, classes: tuple[str, ...], medium: Medium) -> bool:
+    return medium.noun == "images" and any(clips_inside(path / name) for name in classes if (path / name).is_dir())
+
+
+_MOST_BYTES = 256 << 20  # for a list of clips
 _SPLITS = {"train": "train", "validation": "val"}
 
 
-def read_video_set(folder: Path) -> tuple[list[Row], tuple[str, ...]] | None:
-    """Clips and classes of a published set; None where the folder is none. Clips of the lists that are not there are refused."""
+def read_published(folder: Path, medium: Medium) -> tuple[list[Row], tuple[str, ...]] | None:
+    """Rows and classes of a data set in its publisher's layout (Something-Something, Jester); None for other folders.
+
+    A set with missing clips is refused.
+    """
+    if medium.noun != "clips":
+        return None
     labels = _labels_file(folder)
     if labels is None:
         return None
@@ -151,10 +244,12 @@ def read_video_set(folder: Path) -> tuple[list[Row], tuple[str, ...]] | None:
     for word, split in _SPLITS.items():
         file = labels.with_name(labels.name.replace("labels", word))
         if not file.is_file():
-            raise BadData(f"{folder} has {labels.name} but no {file.name} beside it. Fetch all lists of the data set.")
+            raise BadData(f"{folder} has {labels.name} but not {file.name}. Download all lists of the data set.")
         for name, label in _entries(file):
             if label not in number:
-                raise BadData(f"{file} has the label {label!r}, which {labels.name} does not name.")
+                raise BadData(
+                    f"{file} has the label {label!r}, which is not in {labels.name}. Download the lists again."
+                )
             if name in clips:
                 rows.append((split, clips[name], number[label]))
             else:
@@ -181,27 +276,27 @@ def _labels_file(folder: Path) -> Path | None:
 
 
 def _classes(file: Path) -> tuple[str, ...]:
-    """In the order of their numbers; a CSV has none, and is sorted as TSM sorts it."""
+    """The classes in the order of their numbers; those of a CSV, which has no numbers, are sorted, as in TSM."""
     if file.suffix == ".json":
         table = _json(file)
         if not isinstance(table, dict) or not all(str(number).isdecimal() for number in table.values()):
-            raise BadData(f"{file} is not a table of labels and their numbers.")
+            raise BadData(f"{file} is not a table of labels and their numbers. Download it again.")
         return tuple(sorted(table, key=lambda label: int(table[label])))
     return tuple(sorted(line[0] for line in _lines(file)))
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:
-    """(name of the clip, its label) of a list."""
+    """(name of the clip, label) for each entry of a list."""
     if file.suffix != ".json":
         entries = [(line[0], line[1]) for line in _lines(file) if len(line) > 1]
         if not entries:
-            raise BadData(f"{file} has no lines of clip;label.")
+            raise BadData(f"{file} has no lines of clip;label. Download it again.")
         return entries
     try:
-        # The template names its blanks in brackets: Putting [something] on [something].
+        # The template has its placeholders in brackets: Putting [something] on [something].
         return [(str(entry["id"]), entry["template"].replace("[", "").replace("]", "")) for entry in _json(file)]
     except (KeyError, TypeError, AttributeError):
-        raise BadData(f"{file} is not a list of clips with `id` and `template`.") from None
+        raise BadData(f"{file} is not a list of clips with `id` and `template`. Download it again.") from None
 
 
 def _json(file: Path) -> Any:
@@ -223,7 +318,7 @@ def _lines(file: Path) -> list[list[str]]:
 
 
 def _clips_by_name(folder: Path, labels: Path) -> dict[str, Path]:
-    """{ID: clip} of the one folder of clips beside the lists; a set of 200,000 clips is listed without opening any."""
+    """{name: clip} of the clips beside the lists; no clip is opened, because a set may have 200,000."""
     places = [p for p in sorted(folder.iterdir()) if p.is_dir() and p != labels.parent and not p.name.startswith(".")]
     found: dict[str, Path] = {}
     for place in [*places, folder]:

@@ -1,4 +1,4 @@
-"""Where data comes from: folders of classes, a CSV of path and label, a published set of clips, or a built-in world by its name."""
+"""Opens a data set by its source: class folders, a CSV of path and label, a published set of clips, or a built-in world's name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,54 +7,53 @@ from typing import Any
 
 import torch
 
-from glancefocus.data.checking import (
-    Content,
-    check_files,
-    hold_out,
-    small_classes,
-    without_copies,
-    without_missing,
-)
-from glancefocus.data.clips import clips_inside
-from glancefocus.data.held_images import held_bytes, hold
-from glancefocus.data.lists import read_labelled_csv
-from glancefocus.data.media import Medium, Pictures, medium_of
-from glancefocus.data.split_record import RecordedFile, SplitRecord, recorded_files
-from glancefocus.data.splits import AugmentSettings, FileSplit, Row, Split
-from glancefocus.data.worlds.names import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
+from glancefocus.data.checking import Medium, check_files, hold_out, medium_of, small_classes, without_copies
+from glancefocus.data.lists import read_csv, read_folder, read_published, without_missing
+from glancefocus.data.split_record import Content, RecordedFile, SplitRecord, recorded_files
+from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
+from glancefocus.data.views import AugmentSettings
+from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadSetting, UnknownName
 from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings, check_fields, from_plain
-from glancefocus.values import LONGEST_CLASS_NAME, BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers, text_of
+from glancefocus.values import (
+    LONGEST_CLASS_NAME,
+    BadFiles,
+    InnerShare,
+    Mebibytes,
+    Scenes,
+    Seed,
+    Workers,
+    text_of,
+)
 
 
 def check_class_names(names: Iterable[str], source: str) -> None:
-    """Refuse class names that cannot be written to a file: of folders whose names are not UTF-8, empty ones, endless ones."""
+    """Refuse class names that cannot be written to a file: empty, too long, or from folders whose names are not UTF-8."""
     for name in names:
         if not name.strip():
-            raise BadData(f"{source} has a class without a name. Give it one.")
+            raise BadData(f"{source} has a class with an empty name. Rename it.")
         try:
             text_of(name, "a class name", LONGEST_CLASS_NAME)
         except BadSetting as error:
             raise BadData(f"{source}: {error} Rename the class.") from None
 
 
-_PICTURES = Pictures()
-
-
 @dataclass(frozen=True)
 class DataSettings:
-    """What to learn from.
+    """Which data to train on, and how it is split and read.
 
     source         a folder, a CSV, or the name of a built-in world
-    val_share      of the images of each class, held out where the data has no val/ of its own; None: a fifth, and of small sets
-                   more, see holding_out.hold_out
-    max_bad_files  so many unreadable files are listed and skipped; one more stops
-    in_memory      view the images once and hold them (no random crops then; flips and shifts stay)
-    hold_mib       pictures are decoded once and held in memory, random crops included, where they take no more than this; 0:
-                   every epoch reads the files
-    scenes         (train, val, test) of a built-in world
-    signs, gestures  how their scenes are drawn
+    val_share      share of each class that is held out if the data has no val/ of its own; None: a fifth, or more of small sets,
+                   see checking.hold_out
+    max_bad_files  skip up to this many unreadable files, then stop
+    check_files    read every file once before training
+    in_memory      decode the images once and hold them in memory, without random crops; flips and shifts remain
+    hold_mib       decode pictures once and hold them in memory, random crops included, if they take no more than this; 0: read the
+                   files in every epoch
+    workers        processes that read files
+    scenes         number of scenes of a built-in world, as (train, val, test)
+    signs, gestures  how the scenes are drawn
     """
 
     source: str
@@ -76,12 +75,13 @@ class DataSettings:
 
 @dataclass
 class Data:
-    """A data set, ready: `test` is there only where the data has one.
+    """An opened data set.
 
-    bad_files  what is wrong with files that are left out
-    odd_files  what is odd about files that are used, such as clips with fewer frames than are looked at
-    remarks    sentences on the data: classes with too few images, a first line of a CSV that was taken for names, copies
-    record     which files are in which split, with hashes of their content; None where it was not asked for, and of built-in worlds
+    test       None if the data has no test split
+    bad_files  sentences on files that are left out
+    odd_files  remarks on files that are used, such as clips with fewer frames than the network needs
+    remarks    sentences on the data: classes with too few images, column names in a CSV, copies
+    record     which files are in which split, with hashes of their content; None if it was not requested, and for built-in worlds
     """
 
     train: Split
@@ -103,11 +103,11 @@ def open_data(
     recorded: bool = False,
     before: SplitRecord | None = None,
 ) -> Data:
-    """The data set that the settings name, seen through this view.
+    """The data set of these settings, with images prepared by this view.
 
-    frames    1 for images; more for clips of so many frames
+    frames    1 for images; the number of frames for clips
     recorded  hash every file, for the record of the split
-    before    of the data that trained the network before, where it was trained before: these images are not held out from it
+    before    the record of an earlier training of this network: its training images are not held out now
     """
     if settings.source in WORLDS:
         shift_px = settings.augment.shift_px
@@ -127,9 +127,11 @@ def open_data(
             splits[name] = _held(split, name, settings, medium, progress)
     for name in ("train", "val"):
         if name not in splits:
-            raise BadData(f"{path} has no readable {medium.noun} for {name}.")
+            raise BadData(f"{path} has no readable {medium.noun} for {name}. Add some, or check the files.")
     if len(set(splits["train"].labels.tolist())) < 2:
-        raise BadData(f"{path} has readable training {medium.noun} of one class only; there must be at least two.")
+        raise BadData(
+            f"{path} has readable training {medium.noun} of only one class. Training needs at least two classes."
+        )
     return Data(
         splits["train"],
         splits["val"],
@@ -202,7 +204,7 @@ def _split_files(
 
 
 def _not_among(trained: list[RecordedFile], hashes: list[Content]) -> list[RecordedFile]:
-    """Files that trained a network before and are not in the data now; their labels were those of other classes."""
+    """Earlier training files that are not in the data now; their labels meant other classes, so they are set to 0."""
     here = {content.digest for content in hashes}
     return [file._replace(label=0) for file in trained if file.content.digest not in here]
 
@@ -215,11 +217,11 @@ def open_small(
     progress: Progress | None,
     frames: int,
 ) -> Data:
-    """A built-in world in small scenes, (train, val) of them; what is in them is as large as in whole ones."""
+    """A built-in world with small scenes, (train, val) of them; the objects are as large as in the usual scenes."""
     world = settings.source
     drawn = replace(getattr(settings, world), height=side_px, width=side_px)
-    least = 5  # nobody looks at the test scenes
-    # By less, so that as large a share of a scene is moved out of sight.
+    least = 5  # the test scenes are not used
+    # In proportion to the side, so that the same share of a scene can move out of sight.
     shift_px = settings.augment.shift_px * side_px // max(view.height_px, view.width_px)
     augment = replace(settings.augment, shift_px=shift_px)
     small = replace(settings, scenes=(*scenes, least), augment=augment, **{world: drawn})
@@ -227,12 +229,12 @@ def open_small(
 
 
 def classes_of(source: str, frames: int = 1) -> tuple[str, ...]:
-    """The classes of a data set, without reading any image or clip."""
+    """The classes of a data set; no image or clip is read."""
     return world_classes(source) if source in WORLDS else _read_rows(Path(source), medium_of(frames))[1]
 
 
 def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple[str, ...]]:
-    """Every file with its split and label, and the classes; no file is read."""
+    """All files with split and label, and the classes; no file is read."""
     rows, classes = _read_rows(Path(settings.source), medium)
     if not any(split == "val" for split, _, _ in rows):
         rows = hold_out(rows, settings.val_share, settings.world_seed)
@@ -240,111 +242,38 @@ def split_rows(settings: DataSettings, medium: Medium) -> tuple[list[Row], tuple
 
 
 def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
-    """A published set of clips, class folders, or a CSV, in the splits that are named there; all others are `train`."""
+    """Rows and classes of a published set of clips, class folders, or a CSV; rows without a named split are `train`."""
     if not path.exists():
         raise UnknownName("data set", str(path), WORLDS, "Name a folder, a CSV file or a built-in world.")
     if path.is_file():
         rows, classes = read_csv(path, remarks)
     else:
-        rows, classes = medium.published(path) or read_folder(path, medium)
+        rows, classes = read_published(path, medium) or read_folder(path, medium)
     check_class_names(classes, str(path))
     return rows, classes
 
 
-def read_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
-    """train/CLASS/file and val/CLASS/file (also test/), or CLASS/file, which are all for training."""
-    rows, classes = read_labelled_folder(path, medium)
-    if "train" in _folders(path):
-        classes = _class_folders(path / "train")
-    else:
-        rows = [("train", file, label) for _, file, label in rows]
-    if len(classes) < 2:
-        raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two class folders.")
-    return rows, classes
-
-
-def read_labelled_folder(path: Path, medium: Medium = _PICTURES) -> tuple[list[Row], tuple[str, ...]]:
-    """train/CLASS/file, val/CLASS/file and test/CLASS/file as far as they are there; or CLASS/file, the split `all`."""
-    folders = _folders(path)
-    names = [name for name in ("train", "val", "test") if name in folders]
-    if not names:
-        classes = _class_folders(path)
-        return [("all", file, label) for file, label in _files_of(path, classes, medium)], classes
-    classes = _class_folders(path / names[0])
-    rows: list[Row] = []
-    for name in names:
-        foreign = [c for c in _class_folders(path / name) if c not in classes]
-        if foreign and names[0] == "train":
-            raise BadData(
-                f"{path / name} has the class {foreign[0]!r}, which {path / 'train'} has not. Every class must be in train."
-            )
-        classes += tuple(foreign)
-        rows += [(name, file, label) for file, label in _files_of(path / name, classes, medium)]
-    return rows, classes
-
-
-def read_csv(path: Path, remarks: list[str] | None = None) -> tuple[list[Row], tuple[str, ...]]:
-    """Lines of path,label or path,label,split, see csv_lists; what has no split is for training."""
-    rows, classes = read_labelled_csv(path, remarks)
-    rows = [("train" if split == "all" else split, file, label) for split, file, label in rows]
-    if len(classes) < 2:
-        raise BadData(f"{path} has one class only ({classes[0]!r}). A classifier needs at least two.")
-    seen = {label for name, _, label in rows if name == "train"}
-    for split, _, label in rows:
-        if label not in seen:
-            raise BadData(f"{path}: the class {classes[label]!r} is in {split} but not in train.")
-    return rows, classes
-
-
 def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
-    """The split in memory, if that is asked for or takes little; training pictures so that they can still be cropped anew."""
-    tell = None if progress is None else _named(progress, f"reading {name}")
+    """The split in memory, if that is requested or takes little; training pictures so that each epoch can crop them anew."""
+    report = None if progress is None else _named(progress, f"reading {name}")
     if settings.in_memory:
-        return split.in_memory(tell)
+        return split.in_memory(report)
     fits = held_bytes(len(split), split.view, settings.augment) <= settings.hold_mib << 20
     if medium.noun != "images" or split.view.fit == "whole" or not fits:
         return split
-    return hold(split, tell) if name == "train" else split.in_memory(tell)
+    return hold(split, report) if name == "train" else split.in_memory(report)
 
 
 def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(what, done, total)
 
 
-def _folders(path: Path) -> tuple[str, ...]:
-    """The folders in a folder that are not hidden, sorted."""
-    try:
-        return tuple(sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")))
-    except OSError as error:
-        raise BadData(f"the folder {path} cannot be read: {error.strerror or error}. Check its permissions.") from None
-
-
-def _class_folders(path: Path) -> tuple[str, ...]:
-    classes = _folders(path)
-    if not classes:
-        raise BadData(f"{path} has no class folders. Put the images of each class into a folder named like it.")
-    return classes
-
-
-def _files_of(path: Path, classes: tuple[str, ...], medium: Medium) -> list[tuple[Path, int]]:
-    folders = [(path / name, label) for label, name in enumerate(classes)]
-    files = [(file, label) for folder, label in folders if folder.is_dir() for file in medium.find(folder)]
-    if not files:
-        hint = " They hold clips: name a number of --frames." if _hold_clips(path, classes, medium) else ""
-        raise BadData(f"the class folders of {path} hold no {medium.noun}.{hint}")
-    return files
-
-
-def _hold_clips(path: Path, classes: tuple[str, ...], medium: Medium) -> bool:
-    return medium.noun == "images" and any(clips_inside(path / name) for name in classes if (path / name).is_dir())
-
-
 MOST_WORLD_BYTES = 50_000_000_000
-"""Of the scenes of a built-in world, all splits together: two and a half times those of the largest recipe."""
+"""Limit for all scenes of a built-in world: two and a half times those of the largest recipe."""
 
 
-def noted_settings(notes: Mapping[str, Any]) -> DataSettings | None:
-    """The settings of the data that a bundle was trained on; None where it does not say them."""
+def settings_in_notes(notes: Mapping[str, Any]) -> DataSettings | None:
+    """The settings of the data that a bundle was trained on; None if its notes do not contain them."""
     stored = notes.get("data_settings")
     if stored is None:
         return None
@@ -354,14 +283,14 @@ def noted_settings(notes: Mapping[str, Any]) -> DataSettings | None:
         raise BadBundle(f"the bundle is damaged: {error}") from None
     if settings.source in WORLDS and world_bytes(settings) > MOST_WORLD_BYTES:
         raise BadBundle(
-            f"the bundle's notes.data_settings ask for {sum(settings.scenes):,} scenes of {settings.source}, "
+            f"the bundle's notes.data_settings request {sum(settings.scenes):,} scenes of {settings.source}, "
             f"{world_bytes(settings) / 1e9:,.0f} GB in all. At most {MOST_WORLD_BYTES / 1e9:,.0f} GB are drawn for a bundle."
         )
     return settings
 
 
 def world_bytes(settings: DataSettings) -> int:
-    """What the pictures of a built-in world take on disk."""
+    """Bytes that the pictures of a built-in world take on disk."""
     drawn = settings.gestures if settings.source == "gestures" else settings.signs
     frames = settings.gestures.frames if settings.source == "gestures" else 1
     return sum(settings.scenes) * frames * 3 * drawn.height * drawn.width

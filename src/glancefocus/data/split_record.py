@@ -1,7 +1,7 @@
-"""How the data of a run were split: every file with its split, label, size and content hash, so that it is known again.
+"""Record of how the data of a run were split: split, label, size and content hash of every file, to recognise it later.
 
-Stored as compressed lines of JSON: a table about the data, then one list for each file. It may come from anywhere with a bundle, so
-reading it checks every value and is bounded in memory.
+Stored as compressed lines of JSON: a table about the data, then one list per file. It may come with a bundle from an untrusted
+source, so reading it checks every value and is bounded in memory.
 """
 
 import functools
@@ -11,26 +11,78 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glancefocus.data.checking import DIGEST_DIGITS, Content
+from glancefocus.data.clips import frame_names
 from glancefocus.data.splits import Row
-from glancefocus.errors import BadData
+from glancefocus.errors import BadData, BadImage
+from glancefocus.files import fingerprint, open_file
 
 FILE = "split.jsonl.gz"
 FORMAT = 1
 CHOOSING = "choosing"
-"""The split of files that are in no split of the training data, but chose the thresholds afterwards (`gf budget`)."""
+"""The split of files that are not in the training data, but were used to choose the thresholds (`gf budget`)."""
 SPLITS = ("train", "val", "test", CHOOSING)
 MAX_PACKED_BYTES = 256 * 2**20  # about seven million files
 _MAX_ABOUT_BYTES, _MAX_LINE_BYTES = 16 * 2**20, 2**16
 _LEAST_BYTES_A_FILE, _FEW_FILES = 12, 100_000
 
 
+_END_BYTES = 8 << 20
+DIGEST_DIGITS = 32
+"""Of the 64 hexadecimal digits of SHA-256; 128 bits are enough for any number of files."""
+
+
+class Content(NamedTuple):
+    """Size of a file in bytes, and the first digits of the hash of its content."""
+
+    size: int
+    digest: str
+
+
+def content_size(path: Path) -> int:
+    """Bytes of a file, or of all frames in a folder of frames, without reading them."""
+    try:
+        if not path.is_dir():
+            return path.stat().st_size
+        return sum((path / name).stat().st_size for name in frame_names(path))
+    except OSError as error:
+        raise BadImage(f"{path} cannot be read: {error.strerror or error}. Check the path and the disk.") from None
+
+
+def content_of(path: Path) -> Content:
+    """Size and hash of a file; the hash of a folder of frames is made of the sizes and hashes of its frames."""
+    size = content_size(path)
+    try:
+        if path.is_dir():
+            frames = [path / name for name in frame_names(path)]
+            digest = fingerprint(*(f"{os.path.getsize(frame)} {_file_digest(frame)}\n" for frame in frames))
+        else:
+            digest = _file_digest(path)
+    except OSError as error:
+        raise BadImage(f"{path} cannot be read: {error.strerror or error}. Check the path and the disk.") from None
+    return Content(size, digest[:DIGEST_DIGITS])
+
+
+def _file_digest(file: Path) -> str:
+    """The fingerprint of a file of up to 16 MiB; of a larger one, that of its size and its first and last 8 MiB.
+
+    So each file takes a bounded time. A change in the middle of a large file is not noticed.
+    """
+    size = os.path.getsize(file)
+    if size <= 2 * _END_BYTES:
+        return fingerprint(file)
+    with open_file(file) as stream:
+        first = stream.read(_END_BYTES)
+        stream.seek(-_END_BYTES, os.SEEK_END)
+        return fingerprint(f"{size}\n", first, stream.read(_END_BYTES))
+
+
 class RecordedFile(NamedTuple):
-    """One file: its split, its name relative to the data's folder (or that of the CSV), its label, what it holds."""
+    """One file: its split, its path relative to the data folder (or to that of the CSV), its label, its content."""
 
     split: str
     name: str
@@ -38,8 +90,28 @@ class RecordedFile(NamedTuple):
     content: Content
 
 
+@dataclass(frozen=True)
+class About:
+    """The first line of a record.
+
+    source     the data set as it was given; resolved: its absolute path
+    val_share  that was requested; None: chosen by the number of images
+    chosen_by  the splits whose images were used to choose the bundle's thresholds
+    files      number of files
+    """
+
+    format: int
+    source: str
+    resolved: str
+    val_share: float | None
+    seed: int
+    classes: list[str]
+    chosen_by: list[str]
+    files: int
+
+
 class _Known(NamedTuple):
-    """What an image is compared with."""
+    """What a file is compared with."""
 
     sizes: frozenset[int]
     split_of: dict[str, str]
@@ -47,10 +119,10 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """The split of a run's data, packed; what is in it is unpacked and checked when it is asked for.
+    """The split of a run's data; its content is unpacked and checked when it is used.
 
-    packed  the content of its file
-    where   that file, for sentences
+    packed  the content of the record's file
+    where   that file, for error messages
     """
 
     packed: bytes = field(repr=False)
@@ -66,55 +138,43 @@ class SplitRecord:
         seed: int,
         chosen_by: Sequence[str] = ("val",),
     ) -> "SplitRecord":
-        """The record of these files.
-
-        val_share  that was asked for; None: by the number of images
-        chosen_by  the splits whose images chose the bundle's thresholds
-        """
+        """The record of these files; see About."""
         files = list(files)
-        about = {
-            "format": FORMAT,
-            "source": source,
-            "resolved": os.path.realpath(source),
-            "val_share": val_share,
-            "seed": seed,
-            "classes": list(classes),
-            "chosen_by": list(chosen_by),
-            "files": len(files),
-        }
+        resolved = os.path.realpath(source)
+        about = About(FORMAT, source, resolved, val_share, seed, list(classes), list(chosen_by), len(files))
         content = io.BytesIO()
         with gzip.GzipFile(fileobj=content, mode="wb", mtime=0) as stream:
-            # Names that are not UTF-8 survive as escapes of single bytes.
-            stream.write(json.dumps(about).encode() + b"\n")
+            # JSON's escapes keep names that are not UTF-8.
+            stream.write(json.dumps(asdict(about)).encode() + b"\n")
             for file in files:
                 line = [file.split, file.name, file.label, file.content.size, file.content.digest]
                 stream.write(json.dumps(line).encode() + b"\n")
         return SplitRecord(content.getvalue())
 
     @functools.cached_property
-    def about(self) -> dict[str, Any]:
-        """Everything but the files: source, resolved, val_share, seed, classes, chosen_by, files (their number)."""
-        with self._refusing(), self._opened() as stream:
+    def about(self) -> About:
+        """Everything but the files."""
+        with self._damage_reported(), self._opened() as stream:
             return _checked_about(_json_line(stream, _MAX_ABOUT_BYTES), len(self.packed))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.about["classes"])
+        return tuple(self.about.classes)
 
     @property
     def chosen_by(self) -> tuple[str, ...]:
-        return tuple(self.about["chosen_by"])
+        return tuple(self.about.chosen_by)
 
     def files(self) -> Iterator[RecordedFile]:
         """Every file, one after the other."""
-        with self._refusing(), self._opened() as stream:
+        with self._damage_reported(), self._opened() as stream:
             about = _checked_about(_json_line(stream, _MAX_ABOUT_BYTES), len(self.packed))
-            for _ in range(about["files"]):
-                yield _checked_file(_json_line(stream, _MAX_LINE_BYTES), len(about["classes"]))
+            for _ in range(about.files):
+                yield _checked_file(_json_line(stream, _MAX_LINE_BYTES), len(about.classes))
 
     @functools.cached_property
     def _known(self) -> _Known:
-        # Where the same content is in several splits, the last of these counts: an image that trained is a training image.
+        # The same content may be in several splits; the last in this order counts, so that a training image is always known as one.
         order = {name: number for number, name in enumerate(("test", CHOOSING, "val", "train"))}
         sizes: set[int] = set()
         split_of: dict[str, str] = {}
@@ -126,60 +186,53 @@ class SplitRecord:
         return _Known(frozenset(sizes), split_of)
 
     def may_know(self, size: int) -> bool:
-        """Whether there is a file of this size, so that hashing another one is worth while."""
+        """Whether the record has a file of this size; only then is hashing another file of this size useful."""
         return size in self._known.sizes
 
     def split_of(self, content: Content | None) -> str | None:
-        """The split of the file with this content, under whatever name; None: it was not there."""
+        """The split of the file with this content, under any name; None: not in the record."""
         return None if content is None else self._known.split_of.get(content.digest)
 
     @property
     def knows_training(self) -> bool:
-        """Whether it says which files trained the network, and not only which ones chose its thresholds."""
+        """Whether it lists the training files, and not only those that were used to choose the thresholds."""
         return "train" in self._known.split_of.values()
 
     def with_choosing(self, chosen_by: Sequence[str], others: Iterable[RecordedFile] = ()) -> "SplitRecord":
-        """The same with other images that chose the thresholds: those of a split, or `others`, which are of none."""
+        """The same record with other images for choosing the thresholds: those of a split, or `others`, which are in no split."""
         kept = [file for file in self.files() if file.split != CHOOSING]
         added = [file._replace(split=CHOOSING) for file in others]
         about = self.about
         new = SplitRecord.of(
-            about["source"],
-            about["classes"],
+            about.source,
+            about.classes,
             [*kept, *added],
-            val_share=about["val_share"],
-            seed=about["seed"],
+            val_share=about.val_share,
+            seed=about.seed,
             chosen_by=chosen_by,
         )
         return replace(new, where=self.where)
 
     def _opened(self) -> gzip.GzipFile:
         if len(self.packed) > MAX_PACKED_BYTES:
-            raise BadData(f"{self.where} is larger than {MAX_PACKED_BYTES // 2**20} MiB; no record of files is.")
+            raise BadData(
+                f"{self.where} is larger than {MAX_PACKED_BYTES // 2**20} MiB, the limit for a record of files."
+            )
         return gzip.GzipFile(fileobj=io.BytesIO(self.packed))
 
-    def _refusing(self) -> "_Refusing":
-        return _Refusing(self.where)
-
-
-class _Refusing:
-    """Says which file is damaged, and how."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, (OSError, EOFError, ValueError, zlib.error, RecursionError)):
+    @contextmanager
+    def _damage_reported(self) -> Iterator[None]:
+        """Turn the errors of unpacking and checking into a sentence with the name of the file."""
+        try:
+            yield
+        except (OSError, EOFError, ValueError, zlib.error, RecursionError) as error:
             raise BadData(
-                f"{self.where}, which says what a network was trained on, is damaged: {error}. Copy its bundle again."
+                f"{self.where}, the record of the training data, is damaged: {error}. Copy its bundle again."
             ) from None
 
 
 def recorded_files(rows: Sequence[Row], contents: Sequence[Content], source: Path) -> list[RecordedFile]:
-    """What a record says of the rows of a data set; names are relative to the folder, or to that of the CSV."""
+    """The rows of a data set as they are recorded; names are relative to the folder, or to that of the CSV."""
     folder = source if source.is_dir() else source.parent
     return [
         RecordedFile(split, _relative(file, folder), label, content)
@@ -188,7 +241,7 @@ def recorded_files(rows: Sequence[Row], contents: Sequence[Content], source: Pat
 
 
 def _relative(file: Path, folder: Path) -> str:
-    """As it is where it lies elsewhere."""
+    """The relative path; the path as it is if the file is outside the folder."""
     try:
         return file.relative_to(folder).as_posix()
     except ValueError:
@@ -202,7 +255,7 @@ def _json_line(stream: gzip.GzipFile, most: int) -> Any:
     return json.loads(line)
 
 
-def _checked_about(about: Any, packed_bytes: int) -> dict[str, Any]:
+def _checked_about(about: Any, packed_bytes: int) -> About:
     kinds: dict[str, Any] = {
         "format": int,
         "source": str,
@@ -218,16 +271,17 @@ def _checked_about(about: Any, packed_bytes: int) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not isinstance(about.get(name), kind) or isinstance(about.get(name), bool):
             raise ValueError(f"`{name}` is missing or of the wrong kind")
-    if about["format"] != FORMAT:
-        raise ValueError(f"it has the format {about['format']}, and this version reads {FORMAT}")
-    if not all(isinstance(name, str) for name in about["classes"]):
+    checked = About(**{name: about[name] for name in kinds})
+    if checked.format != FORMAT:
+        raise ValueError(f"it has the format {checked.format}, and this version reads {FORMAT}")
+    if not all(isinstance(name, str) for name in checked.classes):
         raise ValueError("`classes` must be a list of names")
-    if not all(name in SPLITS for name in about["chosen_by"]):
+    if not all(name in SPLITS for name in checked.chosen_by):
         raise ValueError(f"`chosen_by` must be a list of splits ({', '.join(SPLITS)})")
-    # Hashes cannot be compressed, so a small file that claims to hold many files is made to fill the memory.
-    if not 0 <= about["files"] <= max(_FEW_FILES, packed_bytes // _LEAST_BYTES_A_FILE):
-        raise ValueError(f"`files` cannot be {about['files']} in {packed_bytes} bytes")
-    return about
+    # Hashes cannot be compressed, so a small record that claims to list many files is made to fill the memory.
+    if not 0 <= checked.files <= max(_FEW_FILES, packed_bytes // _LEAST_BYTES_A_FILE):
+        raise ValueError(f"`files` cannot be {checked.files} in {packed_bytes} bytes")
+    return checked
 
 
 def _checked_file(line: Any, classes: int) -> RecordedFile:
@@ -235,7 +289,7 @@ def _checked_file(line: Any, classes: int) -> RecordedFile:
         raise ValueError("a file must be a list of split, name, label, size and hash")
     split, name, label, size, digest = line
     if split not in SPLITS:
-        raise ValueError(f"a split must be one of {', '.join(SPLITS)}, but there is {split!r}")
+        raise ValueError(f"a split must be one of {', '.join(SPLITS)}, but got {split!r}")
     if not isinstance(name, str):
         raise ValueError("the name of a file must be text")
     if type(label) is not int or not 0 <= label < classes:

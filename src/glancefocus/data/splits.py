@@ -1,34 +1,42 @@
-"""Splits: what training and evaluation draw batches from. Held in memory, or read from files by worker processes."""
+"""Splits, from which training and evaluation draw batches: held in memory, or read from files by worker processes."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import atexit
+import functools
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from glancefocus.data.images import as_tensor, read_picture
-from glancefocus.data.views import view_picture
-from glancefocus.errors import BadData, BadImage, BadSetting
+from glancefocus.data.images import read_picture
+from glancefocus.data.views import AugmentSettings, as_pixels, augmented, mix, shift_of, shifted, view_picture
+from glancefocus.errors import BadData, BadImage
 from glancefocus.interrupts import children_without_signals
 from glancefocus.region import normalise
-from glancefocus.settings import ViewSettings, check_fields
-from glancefocus.torchvision_whole import ensure_torchvision
-from glancefocus.values import PositiveShare, Shift
+from glancefocus.settings import ViewSettings
 
 Batch = tuple[Tensor, Tensor]
+"""Images and labels."""
 Row = tuple[str, Path, int]
-"""One file of a data set: its split, itself, its label."""
+"""One file of a data set: its split, its path, its label."""
+Pixels = NDArray[np.uint8]
 
 
 class Split(Protocol):
     """Images with labels.
 
     labels  (N,) int64
-    boxes   (N, 4) what there is to find, as (top, left, bottom, right) in px; None where nobody knows. Never for training.
+    boxes   (N, 4) the object, as (top, left, bottom, right) in px; None if unknown. For measuring only, never for training
     """
 
     labels: Tensor
@@ -36,42 +44,25 @@ class Split(Protocol):
 
     @property
     def fixed(self) -> bool:
-        """A seed changes nothing: every epoch sees the same images."""
+        """True if a seed changes nothing: every epoch gets the same images."""
         ...
 
     def __len__(self) -> int: ...
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        """(images (B, 3, H, W) or clips (B, F, 3, H, W) normalised, labels (B,)) for each list of indexes; a seed augments.
+        """(images (B, 3, H, W) or clips (B, F, 3, H, W) normalised, labels (B,)) for each list of indexes.
 
-        Without a seed nothing is changed. An image augmented with the same seed is the same, whoever reads it in whichever process.
+        seed     augments the images; None: nothing is changed. The same seed gives the same image in every process
+        workers  processes that read files
         """
         ...
-
-
-@dataclass(frozen=True)
-class AugmentSettings:
-    """What training may change in an image without changing its label; for digits and road signs, nothing.
-
-    crop  a random part of at least this share of the area, resized to the view's size; 1 turns it off. Clips are cropped as TSM
-          does, to parts of 1, 7/8, 3/4 or 0.66 of the side, the same for all frames, whatever the share
-    flip  left and right
-    shift_px  moved by up to so many pixels up, down, left and right, the edge repeated; what there is to see may be cut off there
-    """
-
-    crop: PositiveShare = 0.08
-    flip: bool = True
-    shift_px: Shift = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass
 class MemorySplit:
     """Images of one size, held (or mapped) as uint8 (N, 3, H, W); or clips, (N, F, 3, H, W).
 
-    files  that they were read from, where there are any
+    files  that they were read from, if any
     """
 
     images: Tensor
@@ -94,12 +85,12 @@ class MemorySplit:
             yield channels_last(normalise(images, self.view)), labels
 
     def pixel_batches(self, order: Sequence[Sequence[int]], seed: int | None = None) -> Iterator[Batch]:
-        """The same before normalising, uint8: of large images most pixels are never looked at closely."""
+        """The same as uint8, not normalised: most pixels of large images are never looked at closely."""
         for indexes in order:
             rows = torch.as_tensor(list(indexes))
             images = self.images[rows]
             if seed is not None:
-                # By the image's number, not by its place in the order: a resumed epoch starts in the middle of it.
+                # By the index of the image, not by its position in the order: a resumed epoch starts in the middle.
                 seeds = _seeds(seed, rows)
                 if self.flip:
                     flipped = _flipped(seeds)
@@ -111,7 +102,7 @@ class MemorySplit:
 
 @dataclass
 class FileSplit:
-    """Images in files, decoded, viewed and augmented when they are needed."""
+    """Images in files, which are decoded and augmented when they are needed."""
 
     files: list[Path]
     labels: Tensor
@@ -130,31 +121,33 @@ class FileSplit:
         return len(self.files)
 
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
-        # Workers are started once and stay: starting them takes longer than a short epoch. A loader whose workers stay can be gone
-        # through once at a time, so whoever asks in the middle of that gets another one.
+        # Workers are started once and kept: starting them takes longer than a short epoch. A loader with kept workers can run one
+        # pass at a time, so a second pass that starts meanwhile gets a loader of its own.
         if workers in self._reading:
-            yield from _read(self._loader(workers, stays=False), order, seed)
+            yield from _read(self._loader(workers, keep=False), order, seed)
             return
         if workers not in self._loaders:
-            self._loaders[workers] = self._loader(workers, stays=workers > 0)
+            self._loaders[workers] = self._loader(workers, keep=workers > 0)
         self._reading.add(workers)
         try:
             yield from _read(self._loaders[workers], order, seed)
         finally:
             self._reading.discard(workers)
 
-    def _loader(self, workers: int, *, stays: bool) -> Any:
+    def _loader(self, workers: int, *, keep: bool) -> Any:
+        if workers:
+            _end_workers_at_exit()
         return DataLoader(
             self._reader(),
             batch_sampler=_Orders(),
             num_workers=workers,
             collate_fn=collate,
             multiprocessing_context="spawn" if workers else None,
-            persistent_workers=stays,
+            persistent_workers=keep,
         )
 
-    def in_memory(self, progress: Any = None) -> MemorySplit:
-        """The same images viewed once and held; of the augmentation flips and shifts are left."""
+    def in_memory(self, progress: Callable[[int, int], None] | None = None) -> MemorySplit:
+        """The same images read once and held in memory; of the augmentation only flips and shifts remain."""
         first = self._viewed(0)
         images = torch.empty(len(self), *first.shape, dtype=torch.uint8)
         for index in range(len(self)):
@@ -168,7 +161,7 @@ class FileSplit:
         return MemorySplit(images, self.labels, self.view, augment.flip, self.boxes, augment.shift_px, self.files)
 
     def _reader(self) -> "Dataset[Batch | str]":
-        """Reads one image, in a worker."""
+        """What reads one image, in a worker process."""
         return _Pictures(self.files, self.labels, self.view, self.augment)
 
     def _viewed(self, index: int) -> Tensor:
@@ -176,24 +169,19 @@ class FileSplit:
         return (image * 255).round().to(torch.uint8)
 
 
-def as_pixels(view: ViewSettings) -> ViewSettings:
-    """The same view with colours as they are."""
-    return replace(view, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-
-
 def scene_batches(
     split: Split, view: ViewSettings, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0
 ) -> Iterator[Batch]:
-    """What `scene.as_batch` takes with this view: pixels where the split holds them and normalises them alike, else images."""
+    """Batches for `scene.as_batch` with this view: uint8 pixels if the split holds them and normalises them in the same way."""
     if isinstance(split, MemorySplit) and (split.view.mean, split.view.std) == (view.mean, view.std):
         return split.pixel_batches(order, seed)
     return split.batches(order, seed, workers)
 
 
 class _Pictures(Dataset[Batch | str]):
-    """One image of a split, for the loader's workers; or what is wrong with it.
+    """Reads one image of a split in a worker of the loader; a file that cannot be read gives a sentence instead.
 
-    A mistake is handed over as its sentence: raised in a worker, it would come back with a traceback inside.
+    An error raised in a worker would arrive with the worker's traceback in its message, so the sentence is returned.
     """
 
     def __init__(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> None:
@@ -215,8 +203,23 @@ class _Pictures(Dataset[Batch | str]):
         return image, self.labels[index]
 
 
+@functools.cache
+def _end_workers_at_exit() -> None:
+    """Kill loader workers that are still running when Python exits, before multiprocessing waits for them.
+
+    It would end them with SIGTERM, which is blocked in them (see interrupts.children_without_signals), and wait forever.
+    """
+
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.kill()
+
+    atexit.register(kill)
+
+
 def _read(loader: Any, order: Sequence[Sequence[int]], seed: int | None) -> Iterator[Batch]:
-    """The batches of one pass; a worker's mistake is raised here."""
+    """The batches of one pass; a sentence from a worker is raised here."""
     loader.batch_sampler.batches = [[(index, seed) for index in indexes] for indexes in order]
     with children_without_signals():
         batches = iter(loader)
@@ -227,7 +230,7 @@ def _read(loader: Any, order: Sequence[Sequence[int]], seed: int | None) -> Iter
 
 
 class _Orders:
-    """The batches of one pass: lists of (index, seed). Replaced for each pass, so that one loader serves them all."""
+    """The batches of one pass as lists of (index, seed); replaced for each pass, so that one loader serves all passes."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, int | None]]] = []
@@ -239,63 +242,24 @@ class _Orders:
         return len(self.batches)
 
 
-def augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
-    """The picture with what may be changed in it; what may not is as in evaluation."""
-    ensure_torchvision()
-    from torchvision.transforms import v2
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if augment.crop < 1 and view.fit != "whole":
-            crop = v2.RandomResizedCrop((view.height_px, view.width_px), scale=(augment.crop, 1.0), antialias=True)
-            image: Tensor = normalise(crop(as_tensor(picture)), view)
-        else:
-            image, _ = view_picture(picture, view)
-        if augment.flip:
-            image = v2.RandomHorizontalFlip()(image)
-    return shifted(image, seed, augment.shift_px)
-
-
-def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:
-    """An image (..., H, W) moved by up to so many px either way on both axes; what comes into view repeats the edge."""
-    if most_px == 0:
-        return image
-    if 2 * most_px > min(image.shape[-2:]):
-        raise BadSetting(
-            f"images of {image.shape[-2]}x{image.shape[-1]} px shifted by up to {most_px} px may show nothing of themselves. "
-            "Shift them by less than half of their side."
-        )
-    for axis in (-2, -1):
-        by, side = _shift(seed, axis, most_px), image.shape[axis]
-        edge = image.narrow(axis, 0 if by > 0 else side - 1, 1)
-        beyond = edge.repeat_interleave(abs(by), dim=axis)
-        kept = image.narrow(axis, max(0, -by), side - abs(by))
-        image = torch.cat([beyond, kept] if by > 0 else [kept, beyond], dim=axis)
-    return image
-
-
-def _shift(seed: int, axis: int, most_px: int) -> int:
-    """By how many px an image is moved along this axis, -2 or -1."""
-    return mix(seed, axis) % (2 * most_px + 1) - most_px
-
-
 def _seeds(seed: int, rows: Tensor) -> list[int]:
-    """The seed of each image's own augmentation."""
+    """The seed for the augmentation of each image."""
     return [mix(seed, index) for index in rows.tolist()]
 
 
 def _flipped(seeds: list[int]) -> Tensor:
-    """(B,) which images are turned left to right."""
+    """(B,) which images are mirrored."""
     return torch.tensor([seed >> 32 & 1 == 1 for seed in seeds])
 
 
 def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | None:
-    """(B, 2) where places of images come to lie when the images are augmented, also beyond their edges; None: nobody knows, as of
-    images that are read from files and changed then.
+    """(B, 2) the positions of points after their images are augmented, perhaps outside the image.
 
-    places  (B, 2) in px of the images as they are, as (y, x)
-    rows    (B,) which images of the split
-    seed    that the batches were asked for with
+    None if they are unknown, because the images are read from files and augmented then.
+
+    places  (B, 2) points in the unchanged images, as (y, x) in px
+    rows    (B,) indexes of the images in the split
+    seed    of the batches
     """
     if split.fixed:
         return places
@@ -306,11 +270,12 @@ def followed(split: Split, places: Tensor, rows: Tensor, seed: int) -> Tensor | 
         flipped = _flipped(seeds)
         places[flipped, 1] = split.images.shape[-1] - places[flipped, 1]
     if split.shift_px > 0:
-        places += torch.tensor([[_shift(one, axis, split.shift_px) for axis in (-2, -1)] for one in seeds])
+        places += torch.tensor([[shift_of(one, axis, split.shift_px) for axis in (-2, -1)] for one in seeds])
     return places
 
 
 def collate(rows: list[Batch | str]) -> Batch | str:
+    """One batch of several images, or the first sentence on what is wrong with one."""
     batch: list[Batch] = []
     for row in rows:
         if isinstance(row, str):
@@ -323,24 +288,15 @@ def collate(rows: list[Batch | str]) -> Batch | str:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images laid out as convolutions like them; clips become images only where they are looked at."""
+    """Images in the memory layout that convolutions are fastest with; clips are left as they are."""
     return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
 
 
 def _uneven(one: Tensor, other: Tensor) -> str:
     return (
         f"training needs images of one size, but got {tuple(one.shape[-2:])} and {tuple(other.shape[-2:])} px. "
-        "Let them be cropped or stretched to one size: --fit crop or --fit stretch."
+        "Crop or stretch them to one size with --fit crop or --fit stretch."
     )
-
-
-def mix(*numbers: int) -> int:
-    """One seed out of several numbers, so that neighbours have nothing in common."""
-    mixed = 0x9E3779B97F4A7C15
-    for number in numbers:
-        mixed = (mixed ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return mixed & 0x7FFFFFFFFFFFFFFF
 
 
 def in_order(count: int, batch_size: int) -> list[list[int]]:
@@ -349,7 +305,69 @@ def in_order(count: int, batch_size: int) -> list[list[int]]:
 
 
 def shuffled(count: int, batch_size: int, seed: int) -> list[list[int]]:
-    """Every index at most once, in an order that the seed alone decides; an incomplete last batch is left out."""
+    """Every index at most once, in an order given by the seed alone; an incomplete last batch is dropped."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     batch_size = min(batch_size, count)
     return [order[start : start + batch_size] for start in range(0, count - batch_size + 1, batch_size)]
+
+
+@dataclass
+class HeldPictures(FileSplit):
+    """Training pictures that are decoded once, shrunk and held in memory; every epoch crops and flips them anew.
+
+    Decoding a photograph of 20 megapixels takes ten times as long as one training step on it; what a crop needs of it is 400 KB.
+
+    pixels  (H, W, 3) of each picture, its shorter side at most held_side_px
+    """
+
+    pixels: list[Pixels] = field(default_factory=list)
+
+    def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
+        """See Split.batches; no worker processes are needed."""
+        for indexes in order:
+            batch = collate([self._image(index, seed) for index in indexes])
+            if isinstance(batch, str):
+                raise BadData(batch)
+            yield batch
+
+    def _image(self, index: int, seed: int | None) -> Batch:
+        picture = Image.fromarray(self.pixels[index])
+        if seed is None:
+            image, _ = view_picture(picture, self.view)
+        else:
+            image = augmented(picture, self.view, self.augment, mix(seed, index))
+        return image, self.labels[index]
+
+
+def held_side_px(view: ViewSettings, augment: AugmentSettings) -> int:
+    """The shorter side of pictures in memory, so that the smallest crop still fills the view; at most twice the view's side."""
+    side = max(view.height_px, view.width_px)
+    return math.ceil(side / view.crop_pct * min(2.0, 1 / math.sqrt(augment.crop)))
+
+
+def held_bytes(count: int, view: ViewSettings, augment: AugmentSettings) -> int:
+    """Estimated memory for this many pictures of the usual aspect of 4:3."""
+    side = held_side_px(view, augment)
+    return count * side * (side * 4 // 3) * 3
+
+
+def hold(split: FileSplit, progress: Callable[[int, int], None] | None = None) -> HeldPictures:
+    """Read every picture of a split into memory, several at a time."""
+    side = held_side_px(split.view, split.augment)
+    pixels: list[Pixels] = []
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for done, one in enumerate(pool.map(lambda file: _shrunk(file, side), split.files), start=1):
+            pixels.append(one)
+            if progress is not None:
+                progress(done, len(split))
+    return HeldPictures(split.files, split.labels, split.view, split.augment, split.boxes, pixels=pixels)
+
+
+def _shrunk(file: Path, side: int) -> Pixels:
+    picture = read_picture(file, at_least_px=side)
+    width, height = picture.size
+    scale = side / min(width, height)
+    if scale < 1:
+        new = max(side, round(width * scale)), max(side, round(height * scale))
+        picture = picture.resize(new, Image.Resampling.BILINEAR, reducing_gap=3.0)
+    return np.asarray(picture)

@@ -1,8 +1,8 @@
-"""Reads a few frames of a video file with PyAV, decoding no more than they need.
+"""Reads a few frames of a video file with PyAV, decoding no more than needed.
 
-A first pass reads packets without decoding them: that tells how many frames there are, when each is shown, and where decoding can
-start. Then each run of wanted frames is decoded from the nearest key frame before it, leaving out frames that nothing refers to.
-So a short clip is decoded straight through, and of a long one a small part.
+A first pass reads packets without decoding them, which gives the number of frames, their times, and the key frames, where decoding
+can start. Then each run of wanted frames is decoded from the nearest key frame before it, skipping frames that no other refers to.
+So a short clip is decoded from start to end, and only a small part of a long one.
 """
 
 import bisect
@@ -23,11 +23,11 @@ from glancefocus.errors import BadClip, MissingExtra
 MAX_FRAME_PIXELS = 40_000_000  # 8K has 35 million; a decoder holds several frames at once
 MAX_SECONDS = 60.0
 
-# Formats that hold frames and sound. Playlists, which name other files, are left out: a clip may come from a stranger.
+# Formats that contain frames and sound. Playlists, which name other files, are left out: a clip may be untrusted.
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpeg,mpegts,flv,asf,ogg,h264,hevc,ivf,obu,m4v,mjpeg,apng,nut,mxf"
 )
-# What turns a frame as its display matrix says, see _orientation.
+# The transposition for each orientation of the display matrix, see _orientation.
 _TURNS = {
     (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
     (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
@@ -39,15 +39,15 @@ _TURNS = {
 }
 
 Take = Callable[[int, Image.Image], None]
-"""Is given a frame's number and its picture."""
+"""Called with the number and the picture of a frame."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What reading one clip may take; beyond it the clip is refused.
+    """Limits for reading one clip; a clip that exceeds them is refused.
 
     pixels   of one frame
-    seconds  for the whole clip
+    seconds  for reading the whole clip
     """
 
     pixels: int = MAX_FRAME_PIXELS
@@ -55,7 +55,7 @@ class Limits:
 
 
 class _Watch:
-    """Refuses a clip that takes too long."""
+    """Refuses a clip that takes too long to read."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name = name
@@ -71,25 +71,25 @@ class _Watch:
 
 @dataclass(frozen=True)
 class _Timetable:
-    """When frames are shown, in ticks of the stream.
+    """The times of the frames, in ticks of the stream.
 
-    shown  of every frame, sorted
-    keys   of the frames where decoding can start, sorted
-    exact  whether those times can be relied on to find a frame; otherwise frames must be counted
-    cut_off  how many frames the header promises beyond those that are there
+    shown    of all frames, sorted
+    keys     of the key frames, where decoding can start, sorted
+    exact    whether a frame can be found by its time; otherwise frames must be counted
+    missing  how many frames the header promises that are not in the file
     """
 
     shown: list[int]
     keys: list[int]
     exact: bool
-    cut_off: int
+    missing: int
 
 
 class VideoFile:
     """A video file, or its bytes.
 
-    name   what it is called in errors
-    count  how many frames it has: as its packets say, and once it was read, as could be decoded
+    name   used in errors
+    count  number of frames: by its packets at first, and by what could be decoded after reading
     """
 
     def __init__(self, source: Path | bytes, name: str, limits: Limits) -> None:
@@ -107,16 +107,16 @@ class VideoFile:
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about it, but no reason to refuse it."""
-        if self._table.cut_off == 0:
+        """Remarks on a file that can be used nevertheless."""
+        if self._table.missing == 0:
             return []
-        promised = self.count + self._table.cut_off
-        return [f"{self.name} is cut off: {self.count} of its {promised} frames are there."]
+        promised = self.count + self._table.missing
+        return [f"{self.name} is cut off: it has {self.count} of its {promised} frames."]
 
     def read(self, choose: Callable[[int], list[int]], take: Take) -> list[int]:
-        """Hand over the frames that are chosen, in order; returns the choice. Where seeking fails, some are handed over again.
+        """Call `take` for the chosen frames, in order; returns their numbers. If seeking fails, some frames are taken twice.
 
-        choose  from the number of frames to the numbers of those wanted; asked again where the file proves to have fewer
+        choose  gives the wanted frame numbers for a number of frames; called again if the file proves to have fewer
         """
         wanted = choose(self.count)
         if self._table.exact:
@@ -135,7 +135,7 @@ class VideoFile:
         raise BadClip(f"{self.name} is damaged: its frames cannot be decoded. Save or download it again.")
 
     def _read_by_seeking(self, wanted: list[int], place: dict[int, int], take: Take) -> bool:
-        """Whether all were found."""
+        """Take the wanted frames; False if some were not found."""
         moved = False
         with self._opened() as (container, stream):
             for start, run in _runs(wanted, self._table.keys):
@@ -157,7 +157,7 @@ class VideoFile:
         return True
 
     def _read_by_counting(self, wanted: set[int], take: Take) -> int | None:
-        """Decode from the first frame to the last that is wanted; returns how many there are where that is fewer."""
+        """Decode from the first frame to the last wanted one; returns the number of frames if the file ends before it."""
         last, number = max(wanted), 0
         with self._opened() as (container, stream):
             for frame in self._decoded(container, stream, None):
@@ -169,7 +169,7 @@ class VideoFile:
         return number
 
     def _decoded(self, container: Any, stream: Any, needed: set[int] | None) -> Iterator[Any]:
-        """Frames from where the container stands. Of those not needed only such are decoded as others refer to."""
+        """Frames from the current position. Frames that are neither needed nor referred to are not decoded."""
         codec = stream.codec_context
         for packet in self._packets(container, stream):
             if needed is not None and packet.size:
@@ -177,12 +177,12 @@ class VideoFile:
             try:
                 yield from packet.decode()
             except self._av.error.FFmpegError:
-                continue  # one packet is damaged; whoever misses its frame says so
+                continue  # a damaged packet; the caller notices if its frame is missing
             except EOFError:
                 return
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Packets from where the container stands, up to the first that cannot be read."""
+        """Packets from the current position, up to the first that cannot be read."""
         packets = container.demux(stream)
         while True:
             self._watch.check()
@@ -211,7 +211,7 @@ class VideoFile:
                 shown.append(when)
                 if packet.is_keyframe:
                     keys.append(when)
-            # AVI has no times of its own for frames that are shown in another order than they are stored in.
+            # AVI stores no times, so frames whose display order differs from their storage order cannot be found.
             ordered = container.format.name != "avi" or not stream.codec_context.has_b_frames
         if not shown:
             raise BadClip(f"{self.name} has a video stream without frames, or is cut off. Save or download it again.")
@@ -229,7 +229,7 @@ class VideoFile:
             container = self._av.open(source, options=options)
         except (self._av.error.FFmpegError, ValueError) as error:
             raise BadClip(
-                f"{self.name} is not a video that can be read, or it is cut off ({_reason(error)}). "
+                f"{self.name} is not a video that can be read, or it is cut off ({reason_of(error)}). "
                 "Save or download it again, or convert it to MP4."
             ) from None
         with container:
@@ -241,23 +241,23 @@ class VideoFile:
                     f"{self.name} has no video stream, only {' and '.join(kinds) or 'nothing'}. Give a file that has one."
                 )
             if streams[0].codec_context is None:
-                raise BadClip(f"{self.name} is in a format that nothing here can decode. Convert it to MP4.")
+                raise BadClip(f"{self.name} is in a format without a decoder here. Convert it to MP4.")
             yield container, streams[0]
 
 
 def frame_picture(av: Any, frame: Any, name: str, max_pixels: int) -> Image.Image:
-    """The frame upright, in RGB, transparency on white, as a viewer would show it.
+    """The frame as a viewer shows it: upright, in RGB, transparency on white.
 
     av  the module of PyAV
     """
-    _check_size(frame.width, frame.height, name, max_pixels)  # a stream may change its size half way
+    _check_size(frame.width, frame.height, name, max_pixels)  # the size may change in the middle of a stream
     try:
         if any(component.is_alpha for component in frame.format.components):
             picture = as_rgb(Image.fromarray(frame.to_ndarray(format="rgba")))
         else:
             picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
     except (av.error.FFmpegError, ValueError, MemoryError) as error:
-        raise BadClip(f"a frame of {name} cannot be turned into a picture ({_reason(error)}).") from None
+        raise BadClip(f"a frame of {name} cannot be converted to a picture ({reason_of(error)}).") from None
     matrix = frame.side_data.get("DISPLAYMATRIX")
     turn = None if matrix is None else _TURNS.get(_orientation(bytes(matrix)))
     return picture if turn is None else picture.transpose(turn)
@@ -272,9 +272,9 @@ def _check_size(width: int, height: int, name: str, max_pixels: int) -> None:
 
 
 def _orientation(matrix: bytes) -> tuple[bool, bool, bool]:
-    """(rows and columns change places, then left and right do, then top and bottom do): the nearest of the eight orientations.
+    """(transpose, then mirror left-right, then mirror top-bottom): the nearest of the eight orientations.
 
-    matrix  nine numbers of 32 bits (a b u, c d v, x y w): a pixel at (x, y) is shown at (a x + c y, b x + d y), y pointing down
+    matrix  nine 32-bit numbers (a b u, c d v, x y w): a pixel at (x, y) is shown at (a x + c y, b x + d y), y pointing down
     """
     a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
     if abs(b) + abs(c) > abs(a) + abs(d):
@@ -283,7 +283,7 @@ def _orientation(matrix: bytes) -> tuple[bool, bool, bool]:
 
 
 def _runs(wanted: list[int], keys: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """(key frame to start at, frames wanted from there on) so that nothing between two runs is decoded."""
+    """(key frame to start at, wanted frames from there on), so that nothing between two runs is decoded."""
     run: list[int] = []
     start = keys[0]
     for shown in wanted:
@@ -297,5 +297,6 @@ def _runs(wanted: list[int], keys: list[int]) -> Iterator[tuple[int, list[int]]]
         yield start, run
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The text of an error of PyAV or the system, for a sentence."""
     return str(getattr(error, "strerror", None) or error).rstrip(".").lower()

@@ -1,5 +1,10 @@
-"""How a picture becomes the image that a network looks at, and how boxes find their way back onto the picture."""
+"""From a picture to the image that a network gets, with augmentation for training, and from boxes in the image back to the picture.
 
+A picture is converted to RGB once: where it is read (images.read_picture, video.frame_picture), or in `view_any` if it is a
+Pillow image. All functions here that take a Pillow image expect it in RGB and upright.
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +15,34 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.data.images import as_rgb, pixels_of, read_picture
-from glancefocus.errors import BadImage, ImageTooSmall
+from glancefocus.errors import BadImage, BadSetting, ImageTooSmall
 from glancefocus.free_memory import check_memory
 from glancefocus.region import Placement, normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, check_fields
+from glancefocus.torchvision_whole import ensure_torchvision
+from glancefocus.values import PositiveShare, Shift
 
 Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
 """A file, the bytes of one, or pixels."""
 
 LARGE_PIXELS = 1 << 22
-"""An image with more pixels stays uint8, a quarter of the memory, and is normalised where it is looked at."""
-_IMAGE_BYTES = 12  # of one pixel: 3 in the image, 4 in the picture, and some while the picture is resized
-_FLOAT_BYTES = 32  # of one pixel of a tensor: floats, twice while they are normalised
-_RIBBON_ASPECT = 16  # a picture this many times as long as the view, or longer, is a ribbon
-_PIL = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+"""An image with more pixels stays uint8, a quarter of the memory; only the parts that are looked at are normalised."""
+_IMAGE_BYTES = 12  # for one pixel: 3 in the image, 4 in the picture, and some while the picture is resized
+_FLOAT_BYTES = 32  # for one pixel of a tensor: floats, twice while they are normalised
+_RIBBON_ASPECT = 16  # a picture at least this many times as long as it is wide, compared with the view, is a ribbon
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def view_picture(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The normalised image (3, H, W) of an RGB picture, and where it lies in it; see view_pixels."""
+    """The normalised image (3, H, W) of an RGB picture, and its position in the picture; see view_pixels."""
     pixels, placement = view_pixels(picture, view, least_px)
     return normalise(pixels, view), placement
 
 
 def view_pixels(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The same before it is normalised, uint8.
+    """The image (3, H, W) of an RGB picture as uint8, not normalised, and its position in the picture.
 
-    least_px  the largest patch that will be cut out: a smaller picture is upscaled until one fits
+    least_px  the side of the largest patch that will be cut out: a smaller picture is upscaled until the patch fits
     """
     width, height = picture.size
     note = _upscaling(height, width, least_px)
@@ -45,7 +52,7 @@ def view_pixels(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> 
     if (width, height) != picture.size:
         picture = picture.crop((cut_left, cut_top, cut_left + width, cut_top + height))
     if (new_h, new_w) != (height, width):
-        picture = picture.resize((new_w, new_h), _PIL[view.interpolation])
+        picture = picture.resize((new_w, new_h), RESAMPLING[view.interpolation])
     top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
     if (crop_h, crop_w) != (new_h, new_w):
         picture = picture.crop((left, top, left + crop_w, top + crop_h))
@@ -55,12 +62,12 @@ def view_pixels(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> 
 
 
 def normalise_small(pixels: Tensor, view: ViewSettings) -> Tensor:
-    """Pixels (3, H, W) normalised; those of a large image stay uint8, for its scene to normalise what is looked at."""
+    """Pixels (3, H, W) normalised; a large image stays uint8, and its scene normalises the parts that are looked at."""
     return pixels if pixels.shape[-1] * pixels.shape[-2] > LARGE_PIXELS else normalise(pixels, view)
 
 
 def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The same for an image that is a tensor (3, H, W): uint8, or floats in [0, 1]. One of the right size is not resized."""
+    """The normalised image of a tensor (3, H, W), uint8 or floats in [0, 1]; a tensor of the right size is not resized."""
     if image.dim() != 3 or image.shape[0] != 3:
         raise BadImage(f"an image must have the shape (3, height, width), but got {tuple(image.shape)}.")
     height, width = image.shape[1:]
@@ -90,13 +97,13 @@ def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[T
 
 
 def view_any(picture: Picture, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The same for a picture in any form that people have; a large one is uint8, see normalise_small."""
+    """The image of a picture in any accepted form; a large one is not normalised, see normalise_small."""
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
         _upscaling(
             picture.shape[0], picture.shape[1], least_px
-        )  # refuses an array without pixels, which Pillow would not
+        )  # refuses an array without pixels, which Pillow accepts
         picture = Image.fromarray(picture)
     if isinstance(picture, Tensor):
         return view_tensor(picture, view, least_px)
@@ -106,16 +113,16 @@ def view_any(picture: Picture, view: ViewSettings, least_px: int = 1) -> tuple[T
 
 
 def _upscaling(height: int, width: int, least_px: int) -> str:
-    """The note for a picture that no patch fits into; empty for others. A picture without pixels is refused."""
+    """The remark on a picture that is smaller than the patch; empty for others. Refuses a picture without pixels."""
     if min(height, width) < 1:
         raise ImageTooSmall(f"an image of {height}x{width} px has no pixels. Give one of at least 1x1 px.")
     return f"upscaled from {width}x{height} px" if min(height, width) < least_px else ""
 
 
 def _middle(height: int, width: int, view: ViewSettings) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of what is resized at all: of a ribbon only the middle, for that is where the crop lies.
+    """(top, left, height, width) of the part that is resized: all of a usual picture, the middle of a very long one.
 
-    Resizing the whole of a picture of 8x1,000,000 px until its short side fits would take gigabytes.
+    Resizing a whole picture of 8x1,000,000 px until its short side fits would take gigabytes, and only its middle is used.
     """
     if view.fit != "crop":
         return 0, 0, height, width
@@ -126,7 +133,7 @@ def _middle(height: int, width: int, view: ViewSettings) -> tuple[int, int, int,
 
 
 def _resized(height: int, width: int, view: ViewSettings, least_px: int) -> tuple[int, int]:
-    """(height, width) that the middle of a picture is brought to."""
+    """(height, width) that the part is resized to."""
     if view.fit == "whole":
         return _upscaled(height, width, least_px)
     if view.fit == "stretch":
@@ -139,9 +146,10 @@ def _resized(height: int, width: int, view: ViewSettings, least_px: int) -> tupl
 
 
 def _upscaled(height: int, width: int, least_px: int) -> tuple[int, int]:
-    """The size at which the shorter side holds a patch; of a picture that is large enough, its own.
+    """The size at which the shorter side holds a patch; a picture that is large enough keeps its own size.
 
-    Both sides grow alike. Only of a ribbon the longer side grows less, or stays: a picture of 1x100,000 px would take gigabytes.
+    Both sides grow by the same factor, except that the longer side of a very long picture grows less or not at all: upscaling a
+    picture of 1x100,000 px would take gigabytes.
     """
     scale = least_px / min(height, width)
     if scale <= 1:
@@ -156,3 +164,75 @@ def _cropped(height: int, width: int, view: ViewSettings) -> tuple[int, int, int
         return 0, 0, height, width
     top, left = round((height - view.height_px) / 2), round((width - view.width_px) / 2)
     return top, left, view.height_px, view.width_px
+
+
+def as_pixels(view: ViewSettings) -> ViewSettings:
+    """The same view without normalisation: colours stay in [0, 1]."""
+    return replace(view, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """Random changes of training images that keep the label; for digits and road signs turn them off.
+
+    crop      train on a random part of at least this share of the area, resized to the view's size; 1 turns it off. Clips are
+              cropped as in TSM, to 1, 7/8, 3/4 or 0.66 of the side, the same part in all frames, whatever the share
+    flip      mirror left and right with probability 0.5
+    shift_px  move by up to this many pixels vertically and horizontally, repeating the edge; the object may be cut off
+    """
+
+    crop: PositiveShare = 0.08
+    flip: bool = True
+    shift_px: Shift = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
+    """The normalised image (3, H, W) of a picture, randomly changed as the settings allow, and otherwise as in evaluation."""
+    ensure_torchvision()
+    from torchvision.transforms import v2
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if augment.crop < 1 and view.fit != "whole":
+            crop = v2.RandomResizedCrop((view.height_px, view.width_px), scale=(augment.crop, 1.0), antialias=True)
+            image: Tensor = normalise(crop(pixels_of(picture)), view)
+        else:
+            image, _ = view_picture(picture, view)
+        if augment.flip:
+            image = v2.RandomHorizontalFlip()(image)
+    return shifted(image, seed, augment.shift_px)
+
+
+def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:
+    """An image (..., H, W) moved at random by up to most_px along both axes; the edge is repeated to fill the gap."""
+    if most_px == 0:
+        return image
+    if 2 * most_px > min(image.shape[-2:]):
+        raise BadSetting(
+            f"shift_px is {most_px}, which could move all of an image of {image.shape[-2]}x{image.shape[-1]} px out of sight. "
+            "Choose at most half of the shorter side."
+        )
+    for axis in (-2, -1):
+        by, side = shift_of(seed, axis, most_px), image.shape[axis]
+        edge = image.narrow(axis, 0 if by > 0 else side - 1, 1)
+        beyond = edge.repeat_interleave(abs(by), dim=axis)
+        kept = image.narrow(axis, max(0, -by), side - abs(by))
+        image = torch.cat([beyond, kept] if by > 0 else [kept, beyond], dim=axis)
+    return image
+
+
+def shift_of(seed: int, axis: int, most_px: int) -> int:
+    """How many px an image is moved along this axis (-2 or -1)."""
+    return mix(seed, axis) % (2 * most_px + 1) - most_px
+
+
+def mix(*numbers: int) -> int:
+    """One seed from several numbers; neighbouring numbers give unrelated seeds."""
+    mixed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        mixed = (mixed ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    return mixed & 0x7FFFFFFFFFFFFFFF

@@ -4,19 +4,17 @@ import base64
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.escaping import one_line
-from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
-from glancefocus.region import top_left
-from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 
 # Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
@@ -283,13 +281,8 @@ def data_url(picture: Image.Image) -> str:
 
 def _look_at(bundle: Bundle, split: Split, row: int) -> tuple[Tensor, Outcome]:
     """One image as pixels, and the bundle's outcome for it."""
-    view = bundle.settings.view
-    pixels = _pixels_of(split, row, view)
-    rule = bundle.exit_rule()
-    with torch.inference_mode():
-        outcome = look_until_sure(bundle.net, as_batch(pixels.to(bundle.device), view), rule)
-    thresholds = tuple(rule.threshold(look) for look in range(1, rule.looks + 1))
-    return pixels[0], replace(outcome, classes=bundle.classes, thresholds=thresholds, score=rule.score.name)
+    pixels = _pixels_of(split, row, bundle.settings.view)
+    return pixels[0], bundle.predict(Viewed(pixels[0]))
 
 
 def _pixels_of(split: Split, row: int, view: ViewSettings) -> Tensor:
@@ -308,17 +301,11 @@ def _pixels(images: Tensor, view: ViewSettings) -> Tensor:
 def _drawn(bundle: Bundle, pixels: Tensor, outcome: Outcome, label: int) -> str:
     frames = pixels if pixels.dim() == 4 else pixels[None]
     shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
-    boxes = [_box(outcome, focus, pixels) for focus in range(int(outcome.looks[0]) - 1)]
     truth = bundle.classes[label]
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
     notes = [f"stopped: {outcome.stopped(0)}"]
     return data_url(
-        draw_strip(pictures, looks_taken(outcome, 0, boxes, truth), title=f"true class: {truth}", notes=notes)
+        draw_strip(
+            pictures, looks_taken(outcome, 0, outcome.boxes[0], truth), title=f"true class: {truth}", notes=notes
+        )
     )
-
-
-def _box(outcome: Outcome, focus: int, pixels: Tensor) -> tuple[int, int, int, int]:
-    px = int(outcome.patch_px[0, focus])
-    where = outcome.where[0, focus][None].cpu()
-    top, left = top_left(where, pixels.shape[-2], pixels.shape[-1], px)[0].tolist()
-    return left, top, left + px, top + px

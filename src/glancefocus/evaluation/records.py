@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.checking import check_files
+from glancefocus.data.checking import check_files, medium_of
 from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
-from glancefocus.data.media import medium_of
-from glancefocus.data.sources import DataSettings, noted_settings
+from glancefocus.data.sources import DataSettings, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData
 from glancefocus.escaping import one_line
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
@@ -149,7 +148,7 @@ class Records:
 
     @functools.cached_property
     def _trained_on(self) -> DataSettings | None:
-        return noted_settings(self.bundle.notes)
+        return settings_in_notes(self.bundle.notes)
 
     @property
     def bad_files(self) -> list[str]:

@@ -15,9 +15,9 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.clips import find_clips, read_clip
 from glancefocus.data.images import find_pictures, read_picture
 from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
-from glancefocus.data.sources import noted_settings
+from glancefocus.data.sources import settings_in_notes
 from glancefocus.data.splits import MemorySplit, Split
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadImage
 from glancefocus.export.formats import quiet
 from glancefocus.export.standalone.loop import Looker, RunGraph
@@ -100,7 +100,7 @@ def calibration_samples(bundle: Bundle, source: str) -> tuple[Sample, Sample]:
 def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
     """The splits of a data set, a built-in world as it was drawn for training."""
     settings = bundle.settings
-    data = world_settings(source, noted_settings(bundle.notes), settings.view, settings.frames)
+    data = world_settings(source, settings_in_notes(bundle.notes), settings.view, settings.frames)
     opened = open_labelled(data, settings.view, bundle.classes, frames=settings.frames, record=bundle.split)
     return opened.splits
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from PIL import Image
 
-from glancefocus.data.media import medium_of
+from glancefocus.data.checking import medium_of
 from glancefocus.data.sources import DataSettings, split_rows
-from glancefocus.data.worlds.names import WORLDS, world_classes
+from glancefocus.data.worlds import WORLDS, world_classes
 from glancefocus.files import open_file
 
 _SAMPLED_FILES = 64

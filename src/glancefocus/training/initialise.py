@@ -21,7 +21,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import size_in
 from glancefocus.files import fingerprint
-from glancefocus.interrupts import let_through
+from glancefocus.interrupts import interruptible
 from glancefocus.network.encoder import Encoder, Encoding, build_backbone
 from glancefocus.region import resized, whole
 from glancefocus.scene import as_batch
@@ -184,7 +184,7 @@ class BackboneEvidence:
         order = in_order(len(split), seen_at_once(context.net.settings))
         own = order[accelerator.process_index :: accelerator.num_processes]
         batches = scene_batches(split, view, own, None, context.workers)
-        with let_through():  # it takes minutes and changes nothing, so it may be interrupted
+        with interruptible():  # it takes minutes and changes nothing, so it may be interrupted
             for rows, (images, labels) in zip(own, batches, strict=True):
                 places = self._see(images.to(accelerator.device), labels.to(accelerator.device))
                 found[list(rows)] = torch.cat([places.centre, places.weight[:, None]], dim=1).cpu()

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from glancefocus.data.splits import mix, scene_batches, shuffled
+from glancefocus.data.splits import scene_batches, shuffled
+from glancefocus.data.views import mix
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.rivals import size_in
-from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, let_through
+from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, interruptible
 from glancefocus.network.model import GlanceFocus
 from glancefocus.training.checkpoint import (
     BadField,
@@ -128,7 +129,7 @@ class TrainingLoop:
 
     def _run_stage(self, index: int, checkpoint: Checkpoint | None) -> None:
         context = self.context
-        with let_through():
+        with interruptible():
             stage = build_stage(self.plan[index], context)
             resumes = checkpoint is not None and checkpoint.optimizer is not None
             if not resumes:
@@ -173,7 +174,7 @@ class TrainingLoop:
             row = self._learn(index, stage, epoch, sums)
             _agree(self.context.net, self.context.accelerator)
             check_finite(self.context.net.state_dict())
-            with let_through():
+            with interruptible():
                 row = replace(row, numbers={**row.numbers, **stage.validate(stage.data.val)})
                 if isinstance(stage, AimStage) and epoch + 1 == stage.epochs:
                     checked = stage.check_aims()
@@ -207,7 +208,7 @@ class TrainingLoop:
         started, seen = time.monotonic(), 0
         batches = scene_batches(data.train, settings.network.view, own, seed, context.workers)
         for step, rows in enumerate(own, start=first_step):
-            with contextlib.nullcontext() if self.several else let_through():
+            with contextlib.nullcontext() if self.several else interruptible():
                 images, labels = next(batches)
             step_seed = mix(seed, step, rank)
             torch.manual_seed(step_seed)

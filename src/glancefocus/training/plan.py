@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glancefocus.data.held_images import HeldPictures
 from glancefocus.data.sources import Data
-from glancefocus.data.splits import FileSplit, MemorySplit, Split, scene_batches
+from glancefocus.data.splits import FileSplit, HeldPictures, MemorySplit, Split, scene_batches
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import one_line
 from glancefocus.evaluation.every_look import seen_at_once

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from glancefocus.data.sources import DataSettings, classes_of
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.encoder import check_backbone, has_pretrained_weights
 from glancefocus.network.presets import family_of, network_settings

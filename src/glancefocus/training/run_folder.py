@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from glancefocus.data.sources import classes_of
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.escaping import is_writable_text
 from glancefocus.files import Locked, lock, remove_unfinished
-from glancefocus.interrupts import farewell
+from glancefocus.interrupts import stop_message
 from glancefocus.settings import from_plain, to_plain
 from glancefocus.training.checkpoint import class_differences, classes_of_run, write_run_file
 from glancefocus.training.settings import STAGES, TrainSettings
@@ -61,7 +61,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_farewell(folder: Path) -> AbstractContextManager[None]:
+def run_stop_message(folder: Path) -> AbstractContextManager[None]:
     """If the block is interrupted, print how to continue the run."""
 
     def words(at_once: bool) -> str:
@@ -70,7 +70,7 @@ def run_farewell(folder: Path) -> AbstractContextManager[None]:
         saved = "the last checkpoint is" if at_once else "everything learnt so far is saved"
         return f"stopped; {saved} in {folder}. Run the same command again to continue."
 
-    return farewell(words)
+    return stop_message(words)
 
 
 def prepare_folder(folder: Path, settings: TrainSettings, asked: Asked | None = None) -> None:

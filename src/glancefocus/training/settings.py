@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from glancefocus.data.sources import DataSettings
-from glancefocus.data.worlds.names import WORLDS
+from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings, check_fields
 from glancefocus.values import (

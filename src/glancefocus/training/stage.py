@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadRun
-from glancefocus.interrupts import let_through
+from glancefocus.interrupts import interruptible
 from glancefocus.look import Look
 from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.encoder import Encoding
@@ -301,7 +301,7 @@ class FrozenGlances:
         context = self.context
         view, device = context.net.settings.view, context.accelerator.device
         order = in_order(len(split), context.settings.batch_size)
-        with torch.no_grad(), let_through():  # it takes minutes and changes nothing, so it may be interrupted
+        with torch.no_grad(), interruptible():  # it takes minutes and changes nothing, so it may be interrupted
             # After the first batch it is known whether all of them fit.
             for some in (order[:1], order[1:]):
                 if kept.full:
