@@ -205,7 +205,7 @@ def test_light_weights_are_measured_beside_float_ones(
         (tmp_path / "data" / "test" / name).mkdir(parents=True)
         for number, colour in enumerate(colours):
             Image.new("RGB", (64, 64), tuple(colour.tolist())).save(tmp_path / "data" / "test" / name / f"{number}.png")
-    words = [str(tmp_path / "bundle"), str(tmp_path / "data"), "--name", "noise", "--runtime", "eager"]
+    words = [str(tmp_path / "bundle"), str(tmp_path / "data"), "--name", "noise", "--runtime", "onnx"]
     light_accuracy.main([*words, "--write", str(tmp_path / "results.md")])
     # The same pictures are in every class, so every answer is right once among them, however it is rounded.
     share = f"{100 / len(bundle.classes):.2f}"
@@ -213,7 +213,7 @@ def test_light_weights_are_measured_beside_float_ones(
     for weights in ("| float |", "| int8 where heavy |"):
         (row,) = [line for line in lines if line.startswith(weights)]
         assert row.count(share) == bundle.settings.looks + 1
-    assert f"{5 * len(bundle.classes)} test images, runtime eager" in capsys.readouterr().out
+    assert f"{5 * len(bundle.classes)} test images, runtime onnx" in capsys.readouterr().out
     assert len(list((tmp_path / "bundle-looks").iterdir())) == 2  # one record for each
 
 

@@ -1,4 +1,4 @@
-"""Freed memory is kept where the C library can be told to; limits of containers and shells count as the machine's memory does."""
+"""Freed memory is kept if the C library allows it; limits of containers and shells count like the memory of the machine."""
 
 import subprocess
 import sys

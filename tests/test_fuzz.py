@@ -42,7 +42,7 @@ SLOWEST_S, MOST_MEMORY_KB = 60, 1_500_000
 
 
 def tries(usually: int) -> settings:
-    """So many examples, always the same ones; as many as GLANCEFOCUS_FUZZ says, and new ones each time, where it is set."""
+    """This many examples, always the same; if GLANCEFOCUS_FUZZ is set, that many, and new ones each time."""
     count = usually if EXAMPLES is None else int(EXAMPLES)
     checks = list(HealthCheck)
     return settings(

@@ -1,21 +1,21 @@
-"""Every mistake that a user can make, as one tree. Each message says what is wrong, what we got, and what to do.
+"""All errors for mistakes of users, as one tree. Each message says what is wrong, what we got, and what to do.
 
     GlancefocusError
     ├── BadSetting            a value or a combination of values that cannot work
     │   └── UnknownName       a preset, backbone, ... that does not exist ("did you mean")
     ├── BadImage              a file that is missing, empty, broken, too large, or not an image
-    │   ├── ImageTooSmall     an image smaller than the patch that is to be cut out of it
-    │   └── BadClip           a video or a folder of frames that no clip can be read from
-    ├── BadCheckpoint         a checkpoint of something else, damaged, or unsafe to open
+    │   ├── ImageTooSmall     an image without pixels, or smaller than the patch to cut out of it
+    │   └── BadClip           a video or a folder of frames that cannot be read
+    ├── BadCheckpoint         a checkpoint that is damaged, unsafe to open, or of another kind of network
     ├── BadBundle             a bundle with a missing, damaged or foreign file
     ├── BadBudget             a budget that cannot be met
-    ├── BadData               a data set that nothing can be learnt from
+    ├── BadData               a data set that cannot be used
     ├── BadRun                a run that cannot be started or resumed as asked
-    ├── BadExport             a place that no export can be put into, or an export that does not answer as its bundle
-    ├── ForkedThreads         a network is asked in a forked process, and its threads stayed in the other one
+    ├── BadExport             an export that cannot be written, or whose answers differ from its bundle's
+    ├── ForkedThreads         a network is used in a forked process, but its threads exist only in the parent
     └── MissingExtra          an optional dependency that is not installed
-        ├── MissingPackage      one that is in no extra of ours
-        └── MissingEnvironment  one that does not install beside the others
+        ├── MissingPackage      one that is not part of an extra
+        └── MissingEnvironment  one that cannot be installed beside the others
 
 The command prints the message and exits with 2.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 
 class GlancefocusError(Exception):
-    """A user's mistake, told in one sentence or two."""
+    """A mistake of the user, described in one sentence or two."""
 
 
 class BadSetting(GlancefocusError):
@@ -34,7 +34,7 @@ class BadSetting(GlancefocusError):
 
 
 class UnknownName(BadSetting):
-    """A name that does not exist, with the nearest ones that do."""
+    """A name that does not exist; the message suggests similar names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
@@ -47,15 +47,15 @@ class BadImage(GlancefocusError):
 
 
 class ImageTooSmall(BadImage):
-    """An image smaller than the patch that is to be cut out of it."""
+    """An image without pixels, or smaller than the patch to cut out of it."""
 
 
 class BadClip(BadImage):
-    """A video or a folder of frames that no clip can be read from."""
+    """A video or a folder of frames that cannot be read."""
 
 
 class BadCheckpoint(GlancefocusError):
-    """A checkpoint of something else, damaged, or unsafe to open."""
+    """A checkpoint that is damaged, unsafe to open, or of another kind of network."""
 
 
 class BadBundle(GlancefocusError):
@@ -67,7 +67,7 @@ class BadBudget(GlancefocusError):
 
 
 class BadData(GlancefocusError):
-    """A data set that nothing can be learnt from."""
+    """A data set that cannot be used."""
 
 
 class BadRun(GlancefocusError):
@@ -75,15 +75,15 @@ class BadRun(GlancefocusError):
 
 
 class BadExport(GlancefocusError):
-    """A place that no export can be put into, or an export that does not answer as its bundle does."""
+    """An export that cannot be written, or whose answers differ from its bundle's."""
 
 
 class ForkedThreads(GlancefocusError):
-    """A network is asked in a forked process, and its threads stayed in the other one."""
+    """A network is used in a forked process, but its threads exist only in the parent."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(
-            f"this process was forked from one that had computed with {threads} threads, and threads do not survive a fork. "
+            f"this process was forked from one that computed with {threads} threads, and a fork does not copy threads. "
             'Start processes with spawn (multiprocessing.get_context("spawn")) and load the bundle there, or use one thread '
             "before the fork and after it (threads=1)."
         )
@@ -97,25 +97,25 @@ class MissingExtra(GlancefocusError):
 
 
 class MissingPackage(MissingExtra):
-    """An optional dependency that is in no extra of ours."""
+    """An optional dependency that is not part of an extra."""
 
     def __init__(self, package: str) -> None:
         GlancefocusError.__init__(self, f"this needs the package {package!r}. Install it with: pip install {package}.")
 
 
 class MissingEnvironment(MissingExtra):
-    """An optional dependency that does not install beside the others."""
+    """An optional dependency that cannot be installed beside the others."""
 
     def __init__(self, package: str, environment: str) -> None:
         GlancefocusError.__init__(
             self,
-            f"this needs the package {package!r}, which has an environment of its own. Make it in your clone of glancefocus with: "
+            f"this needs the package {package!r}, which needs a separate environment. Create it in your clone of glancefocus with: "
             f"make environment-{environment}, and use .venv-{environment}/bin/gf; docs/export.md says more.",
         )
 
 
 def install_command(extra: str | None, requirements: str = "") -> str:
-    """How to install this program again with an extra, or beside other requirements: out of its clone where there is one."""
+    """The command that installs this program with an extra, or beside other requirements; from its clone if there is one."""
     clone, editable = _clone()
     name = "glancefocus" if clone is None else "."
     target = name if extra is None else f"'{name}[{extra}]'"
@@ -128,11 +128,11 @@ def install_command(extra: str | None, requirements: str = "") -> str:
 
 
 def _clone() -> tuple[Path | None, bool]:
-    """The folder that this program was installed from, and whether it runs from there; None where it came from an index."""
+    """The folder that this program was installed from, and whether it runs from there; None if it came from an index."""
     beside = Path(__file__).resolve().parents[2]
     if (beside / "pyproject.toml").is_file():
         return beside, True
-    import importlib.metadata  # here, since commands that miss nothing start faster without
+    import importlib.metadata  # here, because most commands do not need them
     import json
     import urllib.parse
 

@@ -29,6 +29,8 @@ class Outcome:
     where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN for looks that were not taken
     patch_px    (N, T - 1) side of each patch; 0 for looks that were not taken
     answer_after, confidence_after  (N, T) after each look; -1 and NaN for looks that were not taken
+    classes     a name for each class; None if the classes have no names
+    costs       multiply-adds of every part; None if unknown
     aims_first  the policy aimed before the image could stop, and this cost is counted
     thresholds  the score had to be above this to stop after each look; None if unknown
     score       the score that is compared with them: confidence, entropy, ...
@@ -60,6 +62,7 @@ class Outcome:
 
     @property
     def out_of_looks(self) -> Tensor:
+        """(N,) the opposite of sure: no look, or no time, was left."""
         return ~self.sure
 
     @property

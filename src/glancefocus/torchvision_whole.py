@@ -1,19 +1,19 @@
-"""Makes `import torchvision` work where its wheel was built for another torch than the one installed.
+"""Makes `import torchvision` work if its wheel was built for another torch than the installed one.
 
-A torchvision built for CUDA fails beside a CPU torch, because two of its compiled operators are missing. We need neither, so they
-are declared without a body. Where torchvision is whole, this does nothing.
+A torchvision built for CUDA fails with a CPU torch, because two of its compiled operators are missing. Neither is needed here, so
+they are declared without an implementation. With a matching torchvision this does nothing.
 """
 
 import importlib
 import sys
 from typing import Any
 
-# The declaration must stay alive: when the library object is collected, the operators are gone again.
+# Keeps the library object alive: when it is garbage collected, the operators are removed.
 _declared: list[Any] = []
 
 
 def ensure_torchvision() -> None:
-    """Import torchvision, declaring its missing operators first where that is what stops it."""
+    """Import torchvision; if missing operators prevent that, declare them first."""
     if "torchvision" in sys.modules:
         return
     try:

@@ -1,4 +1,4 @@
-"""Exits decided beforehand: the right shares leave, whatever anybody is sure of."""
+"""Exits decided beforehand: the right shares leave, whatever their confidence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +52,6 @@ def test_geometric_shares_cost_what_the_budget_says() -> None:
         ([float("nan"), 0.5, 0.5], "but got nan"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(shares: list[float], sentence: str) -> None:
+def test_impossible_shares_are_refused(shares: list[float], sentence: str) -> None:
     with pytest.raises(BadSetting, match=sentence):
         checked_shares(shares, 3)

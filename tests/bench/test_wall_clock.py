@@ -98,11 +98,11 @@ def test_light_weights_are_for_backbone_and_glancefocus_alike(
     opened: list[tuple[str, bool]] = []
 
     def note(which: str, open_: Any) -> Any:
-        def noted(net: GlanceFocus, name: str, *, options: RuntimeOptions) -> Any:
+        def recorded(net: GlanceFocus, name: str, *, options: RuntimeOptions) -> Any:
             opened.append((which, options.light_weights))
             return open_(net, name, options=options)
 
-        return noted
+        return recorded
 
     for which in ("open_runtime", "open_backbone"):
         monkeypatch.setattr(f"glancefocus.bench.wall_clock.{which}", note(which, getattr(bench_module, which)))
@@ -124,7 +124,7 @@ def test_light_weights_are_for_backbone_and_glancefocus_alike(
     ]
 
 
-def test_a_rule_by_which_images_leave_is_obeyed(small_bundle: Callable[..., Bundle]) -> None:
+def test_an_exit_rule_is_followed(small_bundle: Callable[..., Bundle]) -> None:
     bundle = small_bundle()
     images = torch.rand(20, 3, 64, 64)
     subject = Subject(bundle.net, bundle.net, bundle.costs, images, rule=every_look(3), accuracy=0.9)
@@ -133,7 +133,7 @@ def test_a_rule_by_which_images_leave_is_obeyed(small_bundle: Callable[..., Bund
     assert timing.accuracy == 0.9
 
 
-def test_every_second_of_a_clock_is_found_again(small_net: MakeNet) -> None:
+def test_every_tick_of_the_clock_is_accounted_for(small_net: MakeNet) -> None:
     """A clock that ticks once whenever it is asked: every timed call takes one tick, and what is around it the rest."""
     now = [0]
 
@@ -178,7 +178,7 @@ def test_the_cheapest_point_that_is_as_accurate_is_taken_or_else_the_most_accura
     assert cheapest_as_accurate(curve, 0.95)["mean_macs"] == 3.0
 
 
-def test_images_stand_for_all_in_how_many_leave_after_each_look() -> None:
+def test_representative_images_leave_in_the_same_shares_as_all() -> None:
     score = np.array([[0.9, 0.9], [0.1, 0.9], [0.9, 0.9], [0.9, 0.9]], dtype=np.float32)
     table = LookTable(score, np.ones((4, 2), dtype=np.bool_), np.array([1.0, 2.0]))
     thresholds = np.array([0.5, 0.0], dtype=np.float32)

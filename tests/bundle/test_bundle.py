@@ -403,8 +403,8 @@ def test_an_outcome_says_why_an_image_stopped(small_bundle: MakeBundle) -> None:
 @pytest.mark.parametrize(
     ("picture", "sentence"),
     [
-        (torch.full((3, 64, 64), 200.0), r"floats must lie in \[0, 1\], but this one goes from 200 to 200"),
-        (torch.randn(3, 64, 64), r"floats must lie in \[0, 1\]"),
+        (torch.full((3, 64, 64), 200.0), r"floats must be within \[0, 1\], but this one ranges from 200 to 200"),
+        (torch.randn(3, 64, 64), r"floats must be within \[0, 1\]"),
         (np.zeros((64, 64, 3), np.float32), r"an array must be uint8 \(height, width, 3\), but got float32"),
         (np.zeros((64, 64), np.uint8), r"an array must be uint8 \(height, width, 3\), but got uint8 \(64, 64\)"),
         (np.zeros((0, 64, 3), np.uint8), "an image of 0x64 px has no pixels"),

@@ -17,7 +17,7 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
-from glancefocus.export.standalone.answers import FIELDS
+from glancefocus.export.standalone.predict import FIELDS
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
 

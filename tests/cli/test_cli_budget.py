@@ -400,7 +400,7 @@ def bad_data(kind: str, folder: Path) -> Path:
         ("no such data", "gf: there is no data set named"),
         ("empty", "has no class folders. Put the images of each class into a folder with the name of the class."),
         ("unknown labels", "has the label 'fox', which is not a class of the bundle. Its classes are cat, dog, eel."),
-        ("one image", "has 1. Give at least 4 images, better some hundred."),
+        ("one image", "has 1. Give at least 4 images; some hundreds are better."),
         ("one image a split", "gf: thresholds need at least 2 images to be chosen on, but got 1."),
         ("all images equal", "images have the same score at every look"),
         ("broken images", "gf: 11 of 12 files cannot be read; at most 10 may be skipped (--max-bad-files)."),

@@ -218,7 +218,7 @@ def test_nothing_but_training_images_is_refused(gf: Run, flat: Trained, tmp_path
         )
         assert "with --split train." in sentence
     assert "has no split 'test', only train, val" in gf("evaluate", flat.bundle, flat.data, "--split", "test", code=2)
-    assert "say different things" in gf(
+    assert "contradict each other" in gf(
         "budget", flat.bundle, flat.data, "--curve", "--on", "train", "--split", "val", code=2
     )
 

@@ -23,7 +23,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.cli.predict_output import Summary
 from glancefocus.data import frame_streams
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
 
 Run = Callable[..., tuple[int, str, str]]
 MakeVideo = Callable[..., Path]

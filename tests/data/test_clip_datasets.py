@@ -37,7 +37,7 @@ def test_videos_and_folders_of_frames_lie_in_class_folders(make_video: MakeVideo
     assert clips.shape == (4, 4, 3, 32, 32)
 
 
-def test_broken_clips_are_listed_and_odd_ones_are_told(make_video: MakeVideo, tmp_path: Path) -> None:
+def test_broken_clips_are_listed_and_unusual_ones_are_reported(make_video: MakeVideo, tmp_path: Path) -> None:
     for name in ("wave", "nod"):
         (tmp_path / name).mkdir()
         for number in range(2):

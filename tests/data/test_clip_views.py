@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_any_clip, view_clip
+from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_clip, view_clip_array
 from glancefocus.data.splits import in_order, scene_batches
 from glancefocus.data.views import AugmentSettings, view_picture
 from glancefocus.errors import BadData, BadImage
@@ -46,13 +46,13 @@ def test_evaluation_resizes_to_256_and_cuts_224_out_of_the_middle(tmp_path: Path
 def test_arrays_and_tensors_are_clips() -> None:
     array = np.random.default_rng(0).integers(0, 256, (4, 40, 50, 3), dtype=np.uint8)
     tensor = torch.from_numpy(array).permute(0, 3, 1, 2)
-    one, two = view_any_clip(array, 4, SMALL)[0], view_any_clip(tensor, 4, SMALL)[0]
+    one, two = view_clip_array(array, 4, SMALL)[0], view_clip_array(tensor, 4, SMALL)[0]
     assert one.shape == (4, 3, 32, 32)
     assert torch.equal(one, two)
     with pytest.raises(BadImage, match=r"a clip must have the shape \(8, 3, height, width\), but got \(4, 3, 40, 50\)"):
-        view_any_clip(tensor, 8, SMALL)
+        view_clip_array(tensor, 8, SMALL)
     with pytest.raises(BadImage, match="takes clips of 4 frames, not a single picture"):
-        view_any_clip(Image.new("RGB", (40, 40)), 4, SMALL)
+        view_clip_array(Image.new("RGB", (40, 40)), 4, SMALL)
 
 
 def test_crops_are_those_of_tsm() -> None:
@@ -117,7 +117,7 @@ def test_a_split_of_clips_can_be_held_in_memory(tmp_path: Path) -> None:
         torch.testing.assert_close(read[0], kept[0], rtol=0, atol=0.02)  # half a step of brightness
 
 
-def test_a_clip_that_breaks_later_is_said(tmp_path: Path) -> None:
+def test_a_clip_that_breaks_later_is_reported(tmp_path: Path) -> None:
     split = ClipFileSplit([tmp_path / "gone.mp4"], torch.tensor([0]), SMALL, AugmentSettings(), frames=4)
     with pytest.raises(BadData, match=r"there is no file .*gone.mp4.*Remove the clip, or let the check of the files"):
         list(split.batches([[0]]))

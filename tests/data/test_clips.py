@@ -208,7 +208,7 @@ def test_only_what_is_needed_is_decoded(make_video: MakeVideo, tmp_path: Path, m
     assert len(decoded) <= 8 + 3 + 2
 
 
-def test_fewer_frames_than_asked_are_said(make_video: MakeVideo, tmp_path: Path) -> None:
+def test_fewer_frames_than_requested_are_reported(make_video: MakeVideo, tmp_path: Path) -> None:
     clip = numbers(make_video(tmp_path / "clip.mp4", frames=3), 8)
     assert clip.frames == [0, 1, 2, 2, 2, 2, 2, 2]
     assert clip.notes == (
@@ -249,7 +249,7 @@ def test_names_with_odd_digits_and_the_same_number_have_one_order(tmp_path: Path
     assert numbers(folder, 6).frames == numbers(folder, 6).frames
 
 
-def test_gaps_between_frames_are_said_and_passed_over(tmp_path: Path) -> None:
+def test_gaps_between_frames_are_reported_and_skipped(tmp_path: Path) -> None:
     folder = frame_folder(tmp_path / "clip", ["00001.jpg", "00002.jpg", "00005.jpg", "00006.jpg"])
     clip = numbers(folder, 4)
     assert clip.frames == [0, 1, 2, 3]

@@ -55,7 +55,7 @@ def test_a_header_may_name_columns_in_another_order_and_more_of_them(folder: Pat
     assert rows[1] == ("all", folder / "1.png", 1)
 
 
-def test_another_first_line_that_is_no_file_is_taken_for_names_and_said(folder: Path) -> None:
+def test_another_first_line_that_is_not_a_file_is_taken_for_column_names_and_reported(folder: Path) -> None:
     remarks: list[str] = []
     _, classes = read_labelled_csv(listed(folder, "Bild,Tier", *LINES), remarks)
     assert classes == ("cat", "dog")

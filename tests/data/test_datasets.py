@@ -169,7 +169,7 @@ def test_a_file_that_a_csv_names_and_that_is_not_there_is_a_bad_file(tmp_path: P
     assert "4.png" in data.bad_files[0]
 
 
-def test_all_files_broken_is_said(tmp_path: Path) -> None:
+def test_a_data_set_without_a_readable_file_is_refused(tmp_path: Path) -> None:
     pictures(tmp_path, {"cat": 2, "dog": 2})
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"broken")
@@ -177,7 +177,7 @@ def test_all_files_broken_is_said(tmp_path: Path) -> None:
         opened(tmp_path, max_bad_files=100)
 
 
-def test_a_split_all_of_whose_files_are_broken_is_said(tmp_path: Path) -> None:
+def test_a_split_without_a_readable_file_is_refused(tmp_path: Path) -> None:
     pictures(tmp_path, {"train/cat": 2, "train/dog": 2, "val/cat": 1})
     (tmp_path / "val" / "cat" / "0.png").write_bytes(b"broken")
     with pytest.raises(BadData, match="has no readable images for val"):
@@ -251,7 +251,7 @@ def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
     pictures(tmp_path, {"cat": 4, "cat/deeper": 2, "dog": 4})
     scandir = os.scandir
 
-    def refusing(path: str | Path) -> object:  # whoever runs the tests may be allowed to read everything
+    def refusing(path: str | Path) -> object:  # root may read everything
         if Path(path) == tmp_path / place:
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
@@ -263,6 +263,6 @@ def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
         opened(tmp_path)
 
 
-def test_a_class_folder_without_images_is_said(tmp_path: Path) -> None:
+def test_a_class_folder_without_images_is_reported(tmp_path: Path) -> None:
     data = opened(pictures(tmp_path, {"cat": 10, "dog": 10, "eel": 0}))
     assert data.remarks == ["no training images of the class 'eel': the network cannot learn it."]

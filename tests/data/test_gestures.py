@@ -100,10 +100,10 @@ def test_close_up_the_mark_stands_out_and_at_the_glance_nothing_is_left_of_it() 
 
 
 def test_clips_are_kept_and_opened_again(tmp_path: Path) -> None:
-    told: list[int] = []
-    one = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: told.append(done))
-    two = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: told.append(done))
-    assert told == [1, 2, 3, 4, 5, 6]
+    reported: list[int] = []
+    one = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
+    two = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
+    assert reported == [1, 2, 3, 4, 5, 6]
     assert torch.equal(one.clips, two.clips)
 
 

@@ -64,7 +64,7 @@ def test_a_share_that_leaves_nothing_is_refused(share: float) -> None:
         hold_out(rows(5, 5), share, 0)
 
 
-def test_classes_with_too_few_images_are_said() -> None:
+def test_classes_with_too_few_images_are_reported() -> None:
     found = hold_out(rows(30, 1, 2, 0), None, 0)
     none, few = small_classes(found, ("ant", "bee", "cow", "dog"), "images")
     assert none == "no training images of the class 'dog': the network cannot learn it."
@@ -72,7 +72,7 @@ def test_classes_with_too_few_images_are_said() -> None:
     assert small_classes(hold_out(rows(30, 10), None, 0), ("ant", "bee"), "images") == []
 
 
-def test_held_out_copies_of_training_images_are_left_out_and_said() -> None:
+def test_held_out_copies_of_training_images_are_left_out_and_reported() -> None:
     table: list[Row] = [("train", Path("a"), 0), ("val", Path("b"), 0), ("val", Path("c"), 1), ("test", Path("d"), 1)]
     contents: dict[Path, Content | None] = {
         Path("a"): Content(1, "1"),

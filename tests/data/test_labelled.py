@@ -77,7 +77,7 @@ def test_a_csv_may_name_splits_and_what_has_none_is_for_training(tmp_path: Path)
 
 
 @pytest.mark.parametrize("counts", [{"cat": 1, "fox": 1}, {"val/cat": 1, "test/fox": 1}, {"val/fox": 1}])
-def test_a_label_that_the_network_does_not_know_is_said(counts: dict[str, int], tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_class_of_the_network_is_refused(counts: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(
         BadData, match=r"has the label 'fox', which is not a class of the bundle. Its classes are dog, eel, cat"
     ):

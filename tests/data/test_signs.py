@@ -216,9 +216,9 @@ def test_any_size_can_be_drawn(height: int, width: int):
         ({"width": 5000}, "width must be a whole number from 96 to 4,096, but got 5000"),
         ({"width": 160.0}, "width must be a whole number from 96 to 4,096, but got 160.0"),
         ({"radius_min_px": 3.0}, "radius_min_px must be a number from 6 to 1,024, but got 3.0"),
-        ({"radius_min_px": 15.0}, "from 15.0 to 14.0 px"),
+        ({"radius_min_px": 15.0}, "radius_max_px .14.0. is below radius_min_px .15.0."),
         ({"radius_max_px": math.nan}, "radius_max_px must be a number from 6 to 1,024, but got nan"),
-        ({"radius_max_px": 41.0}, "does not fit a scene of 160x160. Choose radius_max_px of at most 40"),
+        ({"radius_max_px": 41.0}, "is too large for a scene of 160x160 px. Choose radius_max_px of at most 40"),
         ({"distractors_max": -1}, "distractors_max must be a whole number from 0 to 16, but got -1"),
     ],
 )

@@ -131,9 +131,9 @@ def recorded(source: Path, **settings: object) -> Data:
 def test_a_folder_is_recorded_as_it_was_split(check_files: bool, tmp_path: Path) -> None:
     for number in range(12):
         picture(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png", number)
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     settings = DataSettings(str(tmp_path), workers=0, check_files=check_files)
-    data = open_data(settings, VIEW, lambda *words: told.append(words), recorded=True)
+    data = open_data(settings, VIEW, lambda *words: reported.append(words), recorded=True)
     assert data.record is not None
     files = {file.name: file for file in data.record.files()}
     assert files.keys() == {f"{('cat', 'dog')[number % 2]}/{number}.png" for number in range(12)}
@@ -142,7 +142,7 @@ def test_a_folder_is_recorded_as_it_was_split(check_files: bool, tmp_path: Path)
         for file, label in zip(data.val.files, data.val.labels.tolist(), strict=True)  # type: ignore[attr-defined]
     ]
     assert len(data.val) == 4
-    assert ("checking files" if check_files else "hashing files", 12, 12) in told
+    assert ("checking files" if check_files else "hashing files", 12, 12) in reported
 
 
 def test_files_of_a_csv_are_named_relative_to_it_or_in_full(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_held_out_copies_are_not_recorded_as_held_out(tmp_path: Path) -> None:
     assert any("are copies of training images" in remark for remark in data.remarks)
 
 
-def test_large_files_are_told_apart_by_size_and_ends(tmp_path: Path) -> None:
+def test_large_files_are_distinguished_by_size_and_ends(tmp_path: Path) -> None:
     large = bytearray(17 << 20)
     contents = []
     for name, place in (("a", None), ("b", 0), ("c", len(large) - 1), ("d", len(large) // 2)):

@@ -1,4 +1,4 @@
-"""Splits give the same batches to whoever reads them, and augment by the image's number and the seed alone."""
+"""Splits give the same batches in every process; augmentation depends on the index of the image and the seed only."""
 
 import subprocess
 import sys
@@ -79,15 +79,15 @@ def test_with_flips_only_an_image_is_as_it_is_or_mirrored(tmp_path: Path) -> Non
 
 def test_images_in_memory_are_those_of_the_files(tmp_path: Path) -> None:
     split = split_of(files(tmp_path))
-    told: list[tuple[int, int]] = []
-    held = split.in_memory(lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    held = split.in_memory(lambda done, total: reported.append((done, total)))
     assert held.images.dtype == torch.uint8
     order = [[0, 3], [5, 1]]
     for (images, labels), (images_held, labels_held) in zip(split.batches(order), held.batches(order), strict=True):
         torch.testing.assert_close(images, images_held, rtol=0, atol=1e-5)
         assert torch.equal(labels, labels_held)
         assert images_held.is_contiguous(memory_format=torch.channels_last)
-    assert told == [(number, 6) for number in range(1, 7)]
+    assert reported == [(number, 6) for number in range(1, 7)]
 
 
 def test_flips_in_memory_follow_the_image_and_not_its_place(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_shift_that_would_leave_nothing_is_refused() -> None:
         next(split.pixel_batches([[0]], seed=1))
 
 
-def test_uneven_sizes_are_said_with_what_to_do(tmp_path: Path) -> None:
+def test_different_sizes_are_refused_with_what_to_do(tmp_path: Path) -> None:
     split = split_of(files(tmp_path, sizes=((40, 50), (30, 60))), view=ViewSettings(fit="whole"))
     sentence = (
         r"images of one size, but got \(30, 60\) and \(40, 50\) px. Crop or stretch them .* --fit crop or --fit stretch"
@@ -194,7 +194,7 @@ def test_a_program_ends_although_a_worker_is_still_running(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
     )
-    assert done.stdout.strip() == "1"
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
 def test_every_image_comes_once_in_order_also_in_a_last_short_batch() -> None:
@@ -256,6 +256,6 @@ def test_a_split_can_be_read_in_the_middle_of_reading_it(workers: int, tmp_path:
     assert torch.equal(torch.cat(got), torch.cat(plain))
 
 
-def test_nobody_can_follow_random_crops(tmp_path: Path) -> None:
+def test_points_cannot_be_followed_through_random_crops(tmp_path: Path) -> None:
     split = FileSplit([tmp_path / "a.png"], torch.zeros(1), SMALL, AugmentSettings(crop=0.5, flip=False))
     assert followed(split, torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 1) is None

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.views import Placement, normalise, view_any, view_picture, view_tensor
+from glancefocus.data.views import Placement, normalise, view_array, view_picture, view_tensor
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.settings import ViewSettings
 from glancefocus.torchvision_whole import ensure_torchvision
@@ -127,7 +127,7 @@ def test_a_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
         with pytest.raises(ImageTooSmall, match=sentence):
             view_tensor(torch.zeros(3, height, width, dtype=dtype), ViewSettings())
     with pytest.raises(ImageTooSmall, match=sentence):
-        view_any(np.zeros((height, width, 3), np.uint8), ViewSettings())
+        view_array(np.zeros((height, width, 3), np.uint8), ViewSettings())
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_large_picture_seen_whole_stays_bytes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("glancefocus.data.views.LARGE_PIXELS", 6000)
     view = ViewSettings("whole", **PLAIN)  # type: ignore[arg-type]
     small, large = picture(60, 100), picture(61, 100)
-    assert view_any(small, view)[0].dtype == torch.float32
-    pixels, placement = view_any(large, view)
+    assert view_array(np.asarray(small), view)[0].dtype == torch.float32
+    pixels, placement = view_array(np.asarray(large), view)
     assert pixels.dtype == torch.uint8
     assert torch.equal(normalise(pixels, view), view_picture(large, view)[0])
     assert placement == Placement()
@@ -193,8 +193,8 @@ def test_a_picture_that_would_take_too_much_memory_is_refused_before_it_is_resiz
         (torch.zeros(20, 20), r"must have the shape \(3, height, width\), but got \(20, 20\)"),
         (torch.zeros(3, 20, 20, dtype=torch.int64), "must be uint8 or finite floats in .*, but got torch.int64"),
         (torch.full((3, 20, 20), torch.nan), "must be uint8 or finite floats"),
-        (torch.full((3, 20, 20), 255.0), r"goes from 255 to 255. Divide it by 255"),
-        (torch.full((3, 20, 20), -1.5), r"must lie in \[0, 1\], but this one goes from -1.5 to -1.5"),
+        (torch.full((3, 20, 20), 255.0), r"ranges from 255 to 255. Divide it by 255"),
+        (torch.full((3, 20, 20), -1.5), r"must be within \[0, 1\], but this one ranges from -1.5 to -1.5"),
     ],
 )
 def test_a_tensor_that_is_no_picture_is_refused(image: Tensor, sentence: str) -> None:

@@ -33,7 +33,9 @@ def test_the_difference_is_that_of_the_focus_looks_on_average() -> None:
     [((140, 160), (160, 180)), ((160, 180), (140, 160)), ((159, 179), (140, 160)), ((170, 190), (170, 190))],
     ids=["as the centre", "as random", "hardly better than random", "worse than both"],
 )
-def test_aims_that_are_not_better_than_both_are_warned_of(random: tuple[int, int], centre: tuple[int, int]) -> None:
+def test_a_warning_follows_if_learnt_aims_are_not_better_than_both_others(
+    random: tuple[int, int], centre: tuple[int, int]
+) -> None:
     checked = aims_check(after(100, 160, 180), after(100, *random), after(100, *centre))
     assert not checked.better
     assert "not measurably better" in checked.sentence

@@ -1,4 +1,4 @@
-"""What is said of a bundle comes from images that chose nothing, and its numbers can be worked out by hand."""
+"""Findings are measured on images that thresholds were not chosen on; the numbers are worked out by hand."""
 
 import json
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_the_seed_decides_the_halves() -> None:
 def contrary_halves() -> LookTable:
     """Twenty images, of which half are surest where they are right at the glance, and half where they are wrong at it.
 
-    In the first half a threshold of 0.5 is always right: whoever is above it is right at the glance, whoever is not at the second
+    In the first half a threshold of 0.5 is always right: an image above it is right at the glance, any other at the second
     look. In the second half it is always wrong, and nothing is right more often than every other time.
     """
     one, _ = halves(20)
@@ -89,21 +89,21 @@ def four_images() -> LookTable:
     )
 
 
-def test_who_leaves_after_a_look_is_counted_with_how_right_they_are() -> None:
+def test_images_that_leave_after_a_look_are_counted_with_their_accuracy() -> None:
     point = point_with_exits(four_images(), [0.5, 0.5, 0.0])
     assert point["exits_per_look"] == [1, 1, 2]
     assert point["accuracy_of_exits"] == [1.0, 1.0, 0.5]
     assert point_with_exits(four_images(), [-1.0, 0.5, 0.0])["accuracy_of_exits"] == [0.75, None, None]
 
 
-def test_an_interval_is_that_of_so_many_right_and_wrong_answers() -> None:
+def test_an_interval_follows_from_the_numbers_of_right_and_wrong_answers() -> None:
     point = with_interval({"accuracy": 0.5}, 400)
     # 1.96 deviations of sqrt(0.5 x 0.5 / 400) = 0.025, drawn towards the middle by z^2 / 400
     assert point["accuracy_low"] == pytest.approx(0.4512, abs=1e-4)
     assert point["accuracy_high"] == pytest.approx(0.5488, abs=1e-4)
 
 
-def test_no_mistake_among_so_many_images_is_not_no_mistake_ever() -> None:
+def test_no_mistake_among_a_few_images_does_not_mean_no_mistake_ever() -> None:
     point = with_interval({"accuracy": 1.0}, 1000)
     assert point["accuracy_low"] == pytest.approx(1 / (1 + 1.959964**2 / 1000))  # Wilson's, in closed form: 99.62 %
     assert point["accuracy_high"] == 1.0
@@ -126,9 +126,9 @@ IMAGES = 40
 
 
 def record_of(bundle: Bundle, folder: Path, seed: int = 0, **about: Any) -> LookRecord:
-    """A record with made-up scores of a network that gets better with every look, and is right about 0.75 when it says so."""
+    """A record with made-up scores of a network that gets better with every look; at confidence 0.75 it is right about as often."""
     settings, random = bundle.settings, np.random.default_rng(seed)
-    told = RecordAbout(
+    facts = RecordAbout(
         **{
             "network": bundle.fingerprint,
             "data": f"data-{seed}",
@@ -140,12 +140,12 @@ def record_of(bundle: Bundle, folder: Path, seed: int = 0, **about: Any) -> Look
             **about,
         }
     )
-    shape = (told.images, told.nodes)
+    shape = (facts.images, facts.nodes)
     score: NDArray[np.float32] = random.random(shape, dtype=np.float32)
-    label = random.integers(0, 3, told.images)
+    label = random.integers(0, 3, facts.images)
     wrong = random.random(shape) > 0.5 + score / 2
     answer = (label[:, None] + wrong) % 3
-    with writing_record(folder / str(seed), told) as writer:
+    with writing_record(folder / str(seed), facts) as writer:
         writer.add(label, answer=answer, confidence=score, entropy=score**2, value=1 - score)
     return LookRecord.load(folder / str(seed))
 
@@ -172,7 +172,7 @@ def test_without_thresholds_of_its_own_a_bundle_takes_every_look(small_bundle: M
     assert own_thresholds(small_bundle(thresholds=(0.5, 0.6, 0.0))) == (0.5, 0.6, 0.0)
 
 
-def test_everything_is_said_of_a_bundle_and_goes_through_json(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_findings_are_complete_and_go_through_json(small_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = small_bundle(thresholds=(0.5, 0.5, 0.0))
     record = record_of(bundle, tmp_path)
     findings = assess(bundle, record, points=5)
@@ -217,8 +217,10 @@ def test_the_bundles_own_curve_is_measured_where_it_has_one(small_bundle: MakeBu
     assert findings.chosen_on == "pets, val"
 
 
-def test_thresholds_are_not_measured_on_the_images_that_chose_them(small_bundle: MakeBundle, tmp_path: Path) -> None:
-    """Scores that say nothing: on the images that chose the thresholds they seem to, on others they do not."""
+def test_thresholds_are_not_measured_on_the_images_that_they_were_chosen_on(
+    small_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Random scores: they seem useful on the images that the thresholds were chosen on, but not on others."""
     bundle = small_bundle()
     record = random_record(tmp_path, images=60)
     table = look_table(bundle, record)
@@ -262,11 +264,11 @@ def test_other_images_may_choose_the_thresholds(small_bundle: MakeBundle, tmp_pa
         look_table(bundle, choosing), look_table(bundle, choosing), [p["budget_macs"] for p in findings.curve]
     )
     assert [point["thresholds"] for point in findings.curve] == [point["thresholds"] for point in chosen]
-    # What was chosen fits the budget where it was chosen; elsewhere it may come out a little dearer.
+    # What was chosen fits the budget where it was chosen; elsewhere it may cost a little more.
     assert all(point["mean_macs"] <= point["budget_macs"] * (1 + 1e-9) for point in chosen)
 
 
-def test_milliseconds_are_told_where_they_were_measured(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_milliseconds_are_reported_if_they_were_measured(small_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = small_bundle()
     name, threads = device_name(bundle.device), torch.get_num_threads()
     bundle.latencies = [Latency(name, threads, 1, 1.0, ((2.0,), (3.0,)))]
@@ -297,7 +299,7 @@ def test_with_several_sizes_each_is_also_assessed_alone(small_bundle: MakeBundle
     assert len(findings.fixed_size_curves[32]) < len(findings.fixed_size_curves[48]) == 6
     for point in findings.curve:
         patches = np.asarray(point["patches_per_look_and_size"])
-        # who did not leave at the glance took a patch, who did not leave at the second look another one
+        # images that did not leave at the glance took a patch, those that did not leave at the second look another one
         assert patches.sum(axis=1).tolist() == [sum(point["exits_per_look"][1:]), point["exits_per_look"][2]]
     assert [sum(entry["count"] for entry in look) for look in findings.reliability] == [IMAGES] * 3
     json.dumps(findings.to_plain(), allow_nan=False)

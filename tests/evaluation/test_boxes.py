@@ -50,7 +50,7 @@ def test_the_glance_is_a_frame_around_the_whole_picture() -> None:
     assert drawn.getpixel((200, 200)) == GREY
 
 
-def test_the_tag_and_the_caption_tell_number_answer_and_confidence() -> None:
+def test_the_tag_and_the_caption_show_number_answer_and_confidence() -> None:
     assert (glance().tag, glance().caption) == ("1  0.41", "1 glance: 30  0.41")
     assert (focus((0, 0, 1, 1)).tag, focus((0, 0, 1, 1)).caption) == ("2  0.97", "2 focus: 50  0.97")
 

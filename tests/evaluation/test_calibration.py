@@ -13,8 +13,8 @@ from glancefocus.evaluation.calibration import best_temperature, fit_temperature
 from glancefocus.network.model import GlanceFocus
 
 
-def honest() -> tuple[Tensor, Tensor]:
-    """Four images that say 0.75, three of them right, and ten that say 0.9, nine of them right."""
+def calibrated() -> tuple[Tensor, Tensor]:
+    """Four images with confidence 0.75, three of them right, and ten with 0.9, nine of them right."""
     odds = torch.tensor([3.0] * 4 + [9.0] * 10)
     logits = torch.stack([odds.log(), torch.zeros(14)], dim=1)
     return logits, torch.tensor([0, 0, 0, 1] + [0] * 9 + [1])
@@ -22,7 +22,7 @@ def honest() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("factor", [1.0, 3.0, 0.25])
 def test_the_temperature_undoes_a_factor_of_the_logits(factor: float) -> None:
-    logits, labels = honest()
+    logits, labels = calibrated()
     assert best_temperature(factor * logits, labels) == pytest.approx(factor, rel=0.001)
 
 
@@ -98,8 +98,8 @@ def test_bins_are_means_over_confidences_of_equal_width() -> None:
     assert error == pytest.approx((0.05 + 0.5 + 0.98) / 6, abs=1e-6)
 
 
-def test_honest_confidences_have_no_calibration_error() -> None:
-    logits, labels = honest()
+def test_calibrated_confidences_have_no_calibration_error() -> None:
+    logits, labels = calibrated()
     confidence, answer = logits.softmax(dim=1).max(dim=1)
     _, error = reliability(confidence, answer == labels)
     assert error == pytest.approx(0, abs=1e-6)

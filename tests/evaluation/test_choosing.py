@@ -49,7 +49,7 @@ def test_val_chooses_and_test_measures(bundle: Bundle, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "name"), [("val/", "val"), ("test/", "test"), ("", "all"), ("train/", "train")])
-def test_where_there_is_only_one_split_all_of_it_chooses_and_others_judge_each(
+def test_with_one_split_every_image_is_measured_with_thresholds_chosen_on_the_others(
     split: str, name: str, bundle: Bundle, tmp_path: Path
 ) -> None:
     source = pictures(tmp_path / "pets", {f"{split}cat": 3, f"{split}dog": 4})
@@ -69,7 +69,7 @@ def test_where_there_is_only_one_split_all_of_it_chooses_and_others_judge_each(
     assert looked_at(tmp_path / "looks") == [name]
 
 
-def test_training_images_choose_where_the_paper_is_followed(bundle: Bundle, tmp_path: Path) -> None:
+def test_thresholds_are_chosen_on_training_images_as_in_the_paper_on_request(bundle: Bundle, tmp_path: Path) -> None:
     source = pictures(tmp_path / "pets", {"train/cat": 3, "val/cat": 2, "test/cat": 1})
     choice = choose_images(Records(bundle, source, tmp_path / "looks"), "train")
     assert (choice.choosing_words, choice.measuring_words) == (f"{source}, train", f"{source}, test")
@@ -78,7 +78,7 @@ def test_training_images_choose_where_the_paper_is_followed(bundle: Bundle, tmp_
     assert (choice.choosing_words, choice.measuring_words) == (f"{source}, train", f"{source}, val")
 
 
-def test_training_images_that_are_not_there_are_said(bundle: Bundle, tmp_path: Path) -> None:
+def test_missing_training_images_are_reported(bundle: Bundle, tmp_path: Path) -> None:
     source = pictures(tmp_path / "pets", {"val/cat": 3, "test/cat": 3})
     with pytest.raises(BadData, match="pets has no training images. Leave --on out, or name data with train/"):
         choose_images(Records(bundle, source, tmp_path / "looks"), "train")
@@ -86,7 +86,7 @@ def test_training_images_that_are_not_there_are_said(bundle: Bundle, tmp_path: P
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_too_few_images_for_two_halves_are_said(count: int, bundle: Bundle, tmp_path: Path) -> None:
+def test_too_few_images_for_two_halves_are_reported(count: int, bundle: Bundle, tmp_path: Path) -> None:
     source = pictures(tmp_path / "pets", {"cat": count})
     with pytest.raises(BadData, match=f"chosen on some images and measured on others, but .*pets has {count}. Give at"):
         choose_images(Records(bundle, source, tmp_path / "looks"), "held-out")
@@ -107,19 +107,19 @@ def test_the_seed_decides_the_halves(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_what_was_looked_at_is_not_looked_at_again(bundle: Bundle, small_bundle: MakeBundle, tmp_path: Path) -> None:
     source = pictures(tmp_path / "pets", {"cat": 4})
-    told: list[str] = []
+    reported: list[str] = []
 
     def records_of(asking: Bundle) -> Records:
-        return Records(asking, source, tmp_path / "looks", progress=lambda what, *_: told.append(what))
+        return Records(asking, source, tmp_path / "looks", progress=lambda what, *_: reported.append(what))
 
     first = records_of(bundle).of("all")
-    assert "looking at all" in told
-    told.clear()
+    assert "looking at all" in reported
+    reported.clear()
     again = records_of(bundle).of("all")
-    assert "looking at all" not in told
+    assert "looking at all" not in reported
     assert np.array_equal(first.confidence, again.confidence)
     records_of(small_bundle(seed=1)).of("all")
-    assert "looking at all" in told
+    assert "looking at all" in reported
 
 
 def test_a_record_can_be_named_instead_of_the_data(bundle: Bundle, small_bundle: MakeBundle, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_record_can_be_named_instead_of_the_data(bundle: Bundle, small_bundle:
         choose_images(Records(small_bundle(seed=1), str(folder), tmp_path / "looks"), "held-out")
 
 
-def test_labels_that_the_bundle_does_not_know_and_data_that_is_nothing_are_said(bundle: Bundle, tmp_path: Path) -> None:
+def test_unknown_labels_and_missing_data_are_reported(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(
         BadData, match="has the label 'fox', which is not a class of the bundle. Its classes are cat, dog"
     ):
@@ -162,7 +162,7 @@ def test_records_are_kept_beside_the_bundle(tmp_path: Path, monkeypatch: pytest.
     assert looks_folder(Path(".")) == tmp_path / "bundle-looks"
 
 
-def test_everything_may_be_measured_and_training_scenes_of_a_world_are_said(
+def test_all_images_may_be_measured_and_training_scenes_of_a_world_are_reported(
     small_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path))
@@ -184,14 +184,14 @@ def test_everything_may_be_measured_and_training_scenes_of_a_world_are_said(
     assert [records.chose(name) for name in ("val", "test", "all", "train")] == [True, False, True, False]
 
 
-def test_a_bundle_that_does_not_know_what_trained_it_says_so(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_a_bundle_without_a_record_of_its_training_images_is_reported(small_bundle: MakeBundle, tmp_path: Path) -> None:
     source = pictures(tmp_path / "pets", {"cat": 4})
     imported, older = small_bundle(), small_bundle(notes={"data_settings": to_plain(DataSettings(source))})
     assert Records(imported, source, tmp_path / "looks").remarks("all") == []
     (remark,) = Records(older, source, tmp_path / "looks").remarks("all")
     assert remark.startswith("this bundle does not record which images it was trained on.")
     records = Records(older, source, tmp_path / "looks")
-    records.remember_choosing("all")  # which images chose its thresholds says nothing about training
+    records.remember_choosing("all")  # thresholds chosen on some images do not mean that it was trained on them
     assert Records(older, source, tmp_path / "looks").remarks("all") == [remark]
     assert Records(older, source, tmp_path / "looks").chose("all")
 

@@ -41,7 +41,7 @@ def test_a_patch_holds_a_box_only_when_the_whole_of_it_is_inside() -> None:
     assert holds(where, boxes, (30, 50), 10).tolist() == [True, True, False, False, False, False]
 
 
-def test_the_hit_rate_counts_images_where_there_is_something_only() -> None:
+def test_the_hit_rate_counts_only_images_with_an_object() -> None:
     where = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
     outcome = Outcome(
         answer=torch.zeros(3, dtype=torch.long),
@@ -62,7 +62,7 @@ def test_the_hit_rate_counts_images_where_there_is_something_only() -> None:
     assert evaluation.accuracy_per_look == pytest.approx([2 / 3, 1.0, 2 / 3], abs=1e-6)
 
 
-def test_a_wrong_answer_counts_for_nothing_however_sure() -> None:
+def test_a_wrong_answer_counts_as_zero_whatever_its_confidence() -> None:
     outcome = Outcome(
         answer=torch.zeros(2, dtype=torch.long),
         confidence=torch.ones(2),
@@ -156,7 +156,7 @@ def test_a_comparison_sets_learnt_aims_beside_random_ones_and_corners(small_bund
     comparison = compare(bundle, split, backbone_accuracy=0.0)
     assert comparison.accuracy_per_look == evaluate_every_look(bundle.net, split).accuracy_per_look
     costs = bundle.costs.macs_after_look
-    # sorted by cost: everybody leaves at the glance; nobody leaves before the last look
+    # sorted by cost: all images leave at the glance; no image leaves before the last look
     assert [point["mean_macs"] for point in comparison.curve] == [costs[0], costs[-1]]
     assert [point["exits_per_look"] for point in comparison.curve] == [[10, 0, 0], [0, 0, 10]]
     assert comparison.mac_ratio_at_backbone_accuracy == bundle.costs.backbone_macs / costs[0]

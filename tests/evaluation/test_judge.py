@@ -83,7 +83,7 @@ def test_it_is_printed_written_and_drawn(verdict: Verdict) -> None:
     assert as_png(rivals_figure(verdict))[:4] == b"\x89PNG"
 
 
-def test_without_a_backbone_it_says_why_there_is_no_verdict(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_without_a_backbone_the_reason_for_no_verdict_is_given(small_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = small_bundle()
     images = torch.zeros(4, 3, 64, 64, dtype=torch.uint8)
     split = MemorySplit(images, torch.tensor([0, 1, 2, 0]), bundle.settings.view)
@@ -95,7 +95,7 @@ def test_without_a_backbone_it_says_why_there_is_no_verdict(small_bundle: MakeBu
     assert "No verdict" in "".join(verdict_section(given))
 
 
-def test_clips_are_judged_like_images(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_clips_are_compared_like_images(small_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = small_bundle(frames=2)
     clips = torch.randint(0, 256, (6, 2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     split = MemorySplit(clips, torch.arange(6) % 3, bundle.settings.view)

@@ -40,18 +40,18 @@ def noise(count: int = 10, seed: int = 0) -> MemorySplit:
 
 
 def recorded(bundle: Bundle, split: Any, folder: Path, **more: Any) -> tuple[LookRecord, list[tuple[int, int]]]:
-    """The record, and what was told while it was made; nothing is told where it was there already."""
-    told: list[tuple[int, int]] = []
+    """The record, and the progress reported while it was made; empty if it existed already."""
+    reported: list[tuple[int, int]] = []
     record = record_looks(
-        bundle, split, folder, source="noise", name="val", progress=lambda *at: told.append(at), **more
+        bundle, split, folder, source="noise", name="val", progress=lambda *at: reported.append(at), **more
     )
-    return record, told
+    return record, reported
 
 
 def test_with_one_size_a_record_is_what_every_look_gives(make_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle, split = make_bundle(), noise()
-    record, told = recorded(bundle, split, tmp_path, batch_size=4)
-    assert told == [(4, 10), (8, 10), (10, 10)]
+    record, reported = recorded(bundle, split, tmp_path, batch_size=4)
+    assert reported == [(4, 10), (8, 10), (10, 10)]
     every = evaluate_every_look(bundle.net, split)
     assert record.answer.tolist() == every.outcome.answer_after.tolist()
     assert record.label.tolist() == every.labels.tolist()
@@ -111,10 +111,10 @@ def test_a_record_is_made_once_for_the_same_network_and_the_same_images(
     make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     bundle = make_bundle()
-    first, told = recorded(bundle, noise(), tmp_path)
-    assert told
-    again, told = recorded(make_bundle(), noise(), tmp_path)
-    assert told == []
+    first, reported = recorded(bundle, noise(), tmp_path)
+    assert reported
+    again, reported = recorded(make_bundle(), noise(), tmp_path)
+    assert reported == []
     assert np.array_equal(first.confidence, again.confidence)
     assert len(list(tmp_path.iterdir())) == 1
     bundle.thresholds, bundle.score = (0.1, 0.1, 0.0), "entropy"
@@ -128,8 +128,8 @@ def test_another_network_or_other_images_are_looked_at_anew(make_bundle: MakeBun
     for split in (noise(seed=1), noise(9), other_labels):
         assert recorded(bundle, split, tmp_path)[1]
     bundle.temperatures = (1.0, 2.0, 1.0)
-    warm, told = recorded(bundle, noise(), tmp_path)
-    assert told
+    warm, reported = recorded(bundle, noise(), tmp_path)
+    assert reported
     assert np.array_equal(warm.confidence[:, 0], record.confidence[:, 0])
     assert bool((warm.confidence[:, 1] < record.confidence[:, 1]).all())
     assert np.array_equal(warm.answer, record.answer)
@@ -139,7 +139,7 @@ def test_another_network_or_other_images_are_looked_at_anew(make_bundle: MakeBun
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_a_damaged_record_is_said_and_not_used(make_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_not_used(make_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = make_bundle()
     recorded(bundle, noise(), tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -148,7 +148,7 @@ def test_a_damaged_record_is_said_and_not_used(make_bundle: MakeBundle, tmp_path
         recorded(bundle, noise(), tmp_path)
 
 
-def test_weights_that_are_broken_are_said_and_nothing_is_left(make_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_broken_weights_are_reported_and_no_record_is_left(make_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle = make_bundle()
     with torch.no_grad():
         next(iter(bundle.net.classifier.parameters())).fill_(torch.nan)
@@ -164,7 +164,7 @@ def files(folder: Path, sides: dict[str, int]) -> FileSplit:
     return FileSplit(paths, torch.arange(len(paths)) % 2, VIEW, AugmentSettings())
 
 
-def test_files_are_known_by_their_places_sizes_times_and_labels(tmp_path: Path) -> None:
+def test_files_are_identified_by_path_size_time_and_label(tmp_path: Path) -> None:
     split = files(tmp_path, {"a.png": 8, "b.png": 8})
     known = {data_fingerprint(split)}
     assert data_fingerprint(split) in known

@@ -168,11 +168,11 @@ def test_drawings_name_answers_and_colour_them_by_right_and_wrong(
 ) -> None:
     bundle, drawn = small_bundle(), []
 
-    def noted(outcome: Outcome, row: int, boxes: Sequence[Any], truth: str) -> list[LookDrawn]:
+    def recorded(outcome: Outcome, row: int, boxes: Sequence[Any], truth: str) -> list[LookDrawn]:
         drawn.append(looks_taken(outcome, row, boxes, truth))
         return drawn[-1]
 
-    monkeypatch.setattr(boxes, "looks_taken", noted)
+    monkeypatch.setattr(boxes, "looks_taken", recorded)
     draw_rows(bundle, split, range(12))
     answers = answers_of(bundle, record_looks(bundle, split, tmp_path, source="noise", name="test"))
     assert len(drawn) == 12

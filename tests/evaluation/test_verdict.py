@@ -25,7 +25,7 @@ def answers(right: NDArray[np.bool_], macs: float, name: str = "backbone at 160 
 
 
 def right_on(first: int, count: int = 1000) -> NDArray[np.bool_]:
-    """Right on the first so many images, wrong on the others."""
+    """Right on this many images, wrong on the others."""
     return np.arange(count) < first
 
 
@@ -54,12 +54,12 @@ def test_it_is_worth_it_where_the_gain_at_equal_cost_is_above_zero_for_certain()
 def test_more_time_in_spite_of_fewer_multiply_adds_is_reported() -> None:
     ours = replace(answers(right_on(900), 130e6, "glancefocus"), ms=12.0)
     rival = answers(right_on(800), 130e6, "backbone at 128 px")
-    said = "; but on this device it takes 12.0 ms per image, the backbone at 128 px 8.0 ms."
-    assert verdict(ours, replace(rival, ms=8.0)).sentence.endswith(said)
+    warning = "; but on this device it takes 12.0 ms per image, the backbone at 128 px 8.0 ms."
+    assert verdict(ours, replace(rival, ms=8.0)).sentence.endswith(warning)
     assert "ms" not in verdict(ours, replace(rival, ms=11.5)).sentence
 
 
-def test_it_is_not_worth_it_where_resizing_is_better_and_the_sentence_says_what_to_use() -> None:
+def test_it_is_not_worth_it_if_resizing_is_better_and_the_sentence_recommends_what_to_use() -> None:
     given = verdict(
         answers(right_on(692), 190e6, "glancefocus"),
         answers(right_on(825), 196e6, "backbone at 160 px"),
@@ -108,8 +108,8 @@ def test_ten_images_without_a_difference_prove_nothing() -> None:
 
 
 def test_a_rival_that_costs_more_counts_only_as_a_share_of_the_images() -> None:
-    dear = answers(right_on(900), 400e6, "backbone at 224 px")
-    given = verdict(answers(right_on(600), 100e6, "glancefocus"), dear)
+    expensive = answers(right_on(900), 400e6, "backbone at 224 px")
+    given = verdict(answers(right_on(600), 100e6, "glancefocus"), expensive)
     # A quarter of the images at 224 px, the others are guessed: 5 % of them are right.
     assert given.rival_accuracy == pytest.approx(0.25 * 0.9 + 0.75 * 0.05, abs=1e-12)
     assert given.outcome == "worth it"

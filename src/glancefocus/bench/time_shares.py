@@ -120,7 +120,7 @@ def time_shares(
 ) -> tuple[dict[str, float], list[float]]:
     """The share of each of SHARES in the time of looking, and the milliseconds of each look for an image that takes it.
 
-    The shares and the looks are measured in passes of their own, so that one measurement is no part of the other.
+    The shares and the looks are measured in separate passes, so that one measurement does not slow down the other.
     """
     watch, looking = Stopwatch(clock), Stopwatch(clock)
     timed = net.computed_by(TimedRunner(net.runner, watch))
@@ -132,8 +132,8 @@ def time_shares(
                 watch.time("all", lambda scene=scene, rule=rule: look_until_sure(timed, scene, rule))  # type: ignore[misc]
                 look_until_sure(looks, as_scene(images), rule)
             if number < 0:  # a first round is not counted
-                for noted in (watch.seconds, looking.seconds, looks.rows):
-                    noted.clear()
+                for counted in (watch.seconds, looking.seconds, looks.rows):
+                    counted.clear()
     whole = watch.seconds["all"]
     shares = {name: watch.seconds[name] / whole for name in SHARES[:-1]}
     shares["python"] = 1 - sum(shares.values())

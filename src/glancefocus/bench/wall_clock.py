@@ -292,10 +292,9 @@ def in_turns(
             if progress is not None:
                 progress((number + warm_up) / (rounds + warm_up))
             spent = time.perf_counter() - began
-            another = (
-                spent * (number + warm_up + 1) / max(1, number + warm_up)
-            )  # if the next round takes as long as the mean so far
-            if seconds is not None and number >= LEAST_ROUNDS and another > seconds:
+            # The time after one more round, if that takes as long as the mean so far.
+            expected = spent * (number + warm_up + 1) / max(1, number + warm_up)
+            if seconds is not None and number >= LEAST_ROUNDS and expected > seconds:
                 break
             for name in ways if number % 2 == 0 else reversed(list(ways)):
                 started = time.perf_counter()
@@ -359,6 +358,6 @@ def shares_within(macs_after_look: Sequence[float], budget_macs: float, *, falli
     low, high = 1e-9, 1.0 if falling else 1e9
     for _ in range(HALVINGS):
         middle = float(np.sqrt(low * high))
-        dearer = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs
-        low, high = (low, middle) if dearer else (middle, high)
+        too_much = float(geometric_shares(middle, looks) @ np.asarray(macs_after_look)) > budget_macs
+        low, high = (low, middle) if too_much else (middle, high)
     return [float(share) for share in geometric_shares(low, looks)]

@@ -40,6 +40,7 @@ from glancefocus.values import BatchSize, Milliseconds, checked
 class Bundle:
     """A trained network, ready to predict.
 
+    net         the network, in whichever runtime it is used
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
     thresholds  one for each look (with several patch sizes a list of them for each look), used by predict; None: take every look
@@ -89,14 +90,17 @@ class Bundle:
 
     @property
     def network(self) -> GlanceFocus:
+        """Another name of `net`."""
         return self.net
 
     @property
     def settings(self) -> NetworkSettings:
+        """The settings of the network: sizes, looks, view."""
         return self.net.settings
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return next(self.net.parameters()).device
 
     def to(self, device: str | torch.device) -> "Bundle":
@@ -196,9 +200,7 @@ class Bundle:
         viewed = map(self._viewed, sources)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
-            batches = predicting.cut(
-                list(viewed), batch_size
-            )  # all are read first; then they share the time that is left
+            batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
             shares = predicting.shared_time(ends_at, len(batches))
             return predicting.joined(predicting.run_apart(self, batches, rule, shares))
         if merge is None:
@@ -226,7 +228,7 @@ class Bundle:
                     To skip unreadable files, read each with view, which raises BadImage, and pass on what it returns.
         batch_size  pictures glanced at together; fewer if they are large
         full_batch, wait_ms  see stream.look_at_stream
-        deadline_ms for each batch: when time is up, its pictures get the best answers so far
+        deadline_ms  for each batch: when time is up, its pictures get the best answers so far
         merge       pool the undecided pictures of several batches; the answers are the same. None: if there is no deadline
         stopping    thresholds, looks, budget_macs or budget_ms, see exit_rule
         """

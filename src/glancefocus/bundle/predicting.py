@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.costs import Latency
-from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_any_clip
+from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_clip_array
 from glancefocus.data.images import MAX_PIXELS, as_rgb, read_picture
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
-from glancefocus.data.views import Picture, normalise_small, view_any, view_pixels
+from glancefocus.data.views import Picture, normalise_small, view_array, view_pixels
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.exits.rule import Deadline, ExitRule, SizeRule, every_look
@@ -95,7 +95,7 @@ def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, kee
             return _view_picture(source, settings, max_pixels, keep_pictures)
         if isinstance(source, (str, Path, bytes)):
             return _view_clip(source, name, settings, max_pixels, keep_pictures)
-        image, placement = view_any_clip(source, settings.frames, settings.view, least_px(settings))
+        image, placement = view_clip_array(source, settings.frames, settings.view, least_px(settings))
         return Viewed(image, placement, _noted(placement))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -109,7 +109,7 @@ def _view_picture(source: Picture, settings: NetworkSettings, max_pixels: int | 
     elif isinstance(source, Image.Image):
         picture = as_rgb(source)
     else:
-        image, placement = view_any(source, settings.view, least_px(settings))
+        image, placement = view_array(source, settings.view, least_px(settings))
         return Viewed(image, placement, _noted(placement))
     pixels, placement = view_pixels(picture, settings.view, least_px(settings))
     image = normalise_small(pixels, settings.view)

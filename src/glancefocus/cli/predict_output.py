@@ -17,8 +17,8 @@ from rich.text import Text
 from glancefocus.cli import printing
 from glancefocus.errors import BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS, AnswerWriter
-from glancefocus.export.standalone.answers import answer as answer_of
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS, AnswerWriter
+from glancefocus.export.standalone.predict import answer as answer_of
 from glancefocus.files import write_file, write_text
 
 if TYPE_CHECKING:

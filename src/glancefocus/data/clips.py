@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from glancefocus.data.video import Limits, VideoFile
 from glancefocus.data.views import (
     RESAMPLING,
     AugmentSettings,
-    Picture,
     as_pixels,
     mix,
     shifted,
@@ -267,24 +266,18 @@ def check_frames(first: Tensor, frames: int, name: str) -> None:
     check_memory(2 * frames * first.numel() * first.element_size(), f"{name} ({frames} frames)")
 
 
-def view_any_clip(clip: Picture, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The normalised frames of a clip in any accepted form; arrays are uint8 (F, H, W, 3), tensors (F, 3, H, W)."""
+def view_clip_array(
+    clip: Tensor | np.ndarray[Any, Any] | Image.Image, frames: int, view: ViewSettings, least_px: int = 1
+) -> tuple[Tensor, Placement]:
+    """The normalised frames of an array (F, H, W, 3) of uint8, or of a tensor (F, 3, H, W) of uint8 or floats in [0, 1]."""
+    if isinstance(clip, Image.Image):
+        raise BadImage(f"this network takes clips of {frames} frames, not a single picture. Give a video, or a tensor.")
     if isinstance(clip, np.ndarray):
         if clip.ndim != 4 or clip.shape[3] != 3 or clip.dtype != np.uint8:
             raise BadImage(
                 f"a clip as an array must be uint8 (frames, height, width, 3), but got {clip.dtype} {clip.shape}."
             )
         clip = torch.from_numpy(clip).permute(0, 3, 1, 2)
-    if isinstance(clip, Tensor):
-        return view_clip_tensor(clip, frames, view, least_px)
-    if isinstance(clip, Image.Image):
-        raise BadImage(f"this network takes clips of {frames} frames, not a single picture. Give a video, or a tensor.")
-    image, placement, _ = view_clip(clip, frames, view, least_px=least_px)
-    return image, placement
-
-
-def view_clip_tensor(clip: Tensor, frames: int, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The normalised frames of a clip that is a tensor (F, 3, H, W): uint8, or floats in [0, 1]."""
     if clip.dim() != 4 or clip.shape[0] != frames or clip.shape[1] != 3:
         raise BadImage(f"a clip must have the shape ({frames}, 3, height, width), but got {tuple(clip.shape)}.")
     viewed = [view_tensor(image, view, least_px) for image in clip]

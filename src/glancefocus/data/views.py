@@ -1,7 +1,7 @@
 """From a picture to the image that a network gets, with augmentation for training, and from boxes in the image back to the picture.
 
-A picture is converted to RGB once: where it is read (images.read_picture, video.frame_picture), or in `view_any` if it is a
-Pillow image. All functions here that take a Pillow image expect it in RGB and upright.
+All functions that take a Pillow image expect it in RGB and upright, as images.read_picture and video.frame_picture return it: a
+picture is converted once, where it is read.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.images import as_rgb, pixels_of, read_picture
+from glancefocus.data.images import pixels_of
 from glancefocus.errors import BadImage, BadSetting, ImageTooSmall
 from glancefocus.free_memory import check_memory
 from glancefocus.region import Placement, normalise
@@ -76,7 +76,7 @@ def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[T
         raise BadImage(f"an image must be uint8 or finite floats in [0, 1], but got {image.dtype}.")
     if image.is_floating_point() and (float(image.min()) < -1e-3 or float(image.max()) > 1 + 1e-3):
         raise BadImage(
-            f"an image of floats must lie in [0, 1], but this one goes from {float(image.min()):.3g} to "
+            f"an image of floats must be within [0, 1], but this one ranges from {float(image.min()):.3g} to "
             f"{float(image.max()):.3g}. Divide it by 255, or give uint8; normalising is done for you."
         )
     as_it_is = (height, width) if view.fit == "whole" else (view.height_px, view.width_px)
@@ -96,19 +96,19 @@ def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[T
     )
 
 
-def view_any(picture: Picture, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The image of a picture in any accepted form; a large one is not normalised, see normalise_small."""
-    if isinstance(picture, np.ndarray):
-        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-            raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
-        _upscaling(
-            picture.shape[0], picture.shape[1], least_px
-        )  # refuses an array without pixels, which Pillow accepts
-        picture = Image.fromarray(picture)
+def view_array(
+    picture: Tensor | np.ndarray[Any, Any], view: ViewSettings, least_px: int = 1
+) -> tuple[Tensor, Placement]:
+    """The image of pixels that are a tensor, see view_tensor, or an array (H, W, 3) of uint8.
+
+    An array is resized by Pillow, like a file; if it is large, the image is not normalised, see normalise_small.
+    """
     if isinstance(picture, Tensor):
         return view_tensor(picture, view, least_px)
-    picture = as_rgb(picture) if isinstance(picture, Image.Image) else read_picture(picture)
-    pixels, placement = view_pixels(picture, view, least_px)
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
+    _upscaling(picture.shape[0], picture.shape[1], least_px)  # refuses an array without pixels, which Pillow accepts
+    pixels, placement = view_pixels(Image.fromarray(picture), view, least_px)
     return normalise_small(pixels, view), placement
 
 

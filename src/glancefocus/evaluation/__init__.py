@@ -1,1 +1,1 @@
-"""What the numbers say: accuracy per look, drawings, reports."""
+"""Measures a bundle on labelled images: look records, curves, rivals and the verdict, drawings, the report."""

@@ -11,10 +11,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.predicting import Viewed
-from glancefocus.data.splits import MemorySplit, Split
+from glancefocus.data.splits import Split
 from glancefocus.escaping import one_line
 from glancefocus.outcome import Outcome
+from glancefocus.region import Box
 from glancefocus.settings import ViewSettings
 
 # Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
@@ -27,7 +27,6 @@ _LONGEST_PX = 4096  # but not beyond this: a strip of 8x2000 px stays narrow
 _SMALLEST_FONT_PX = 14
 
 _Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
-_Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class LookDrawn:
     right       whether that is correct; None if the true label is unknown
     """
 
-    box: _Box | None
+    box: Box | None
     number: int
     confidence: float
     label: str
@@ -66,7 +65,7 @@ class LookDrawn:
         return f"{self.number} {kind}: {self.label}  {self.confidence:.2f}"
 
 
-def looks_taken(outcome: Outcome, row: int, boxes: Sequence[_Box], truth: str | None) -> list[LookDrawn]:
+def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None) -> list[LookDrawn]:
     """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known."""
     taken = []
     for look in range(int(outcome.looks[row])):
@@ -127,7 +126,7 @@ def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font:
     boxes = [_drawn_box(look.box, factor, (width, height)) for look in looks]
     for look, box in zip(looks, boxes, strict=True):
         _draw_box(draw, box, look.colour, line_px if look.box is not None else max(1, line_px // 2))
-    taken: list[_Box] = []  # tags are drawn after all boxes, so that no line crosses a number
+    taken: list[Box] = []  # tags are drawn after all boxes, so that no line crosses a number
     for look, box in zip(looks, boxes, strict=True):
         _draw_tag(draw, look, box, (width, height), font, taken)
     return canvas
@@ -138,7 +137,7 @@ def enlargement(size: tuple[int, int]) -> int:
     return max(1, min(math.ceil(_SHORTEST_PX / min(size)), _LONGEST_PX // max(size)))
 
 
-def _drawn_box(box: _Box | None, factor: int, size: tuple[int, int]) -> _Box:
+def _drawn_box(box: Box | None, factor: int, size: tuple[int, int]) -> Box:
     """The box in drawn pixels, inside the picture, at least 1 px wide; right and bottom inclusive, as Pillow draws."""
     width, height = size
     if box is None:
@@ -148,7 +147,7 @@ def _drawn_box(box: _Box | None, factor: int, size: tuple[int, int]) -> _Box:
     return left, top, max(min(right, width) - 1, left), max(min(bottom, height) - 1, top)
 
 
-def _draw_box(draw: ImageDraw.ImageDraw, box: _Box, colour: str, line_px: int) -> None:
+def _draw_box(draw: ImageDraw.ImageDraw, box: Box, colour: str, line_px: int) -> None:
     """The outline, inwards from the edge of the box, with a thin white line inside to set it off from the picture."""
     draw.rectangle(box, outline=colour, width=line_px)
     left, top, right, bottom = box
@@ -158,7 +157,7 @@ def _draw_box(draw: ImageDraw.ImageDraw, box: _Box, colour: str, line_px: int) -
 
 
 def _draw_tag(
-    draw: ImageDraw.ImageDraw, look: LookDrawn, box: _Box, size: tuple[int, int], font: _Font, taken: list[_Box]
+    draw: ImageDraw.ImageDraw, look: LookDrawn, box: Box, size: tuple[int, int], font: _Font, taken: list[Box]
 ) -> None:
     """The filled tag of a look, at the first free place of _places, which is added to taken."""
     left, top, right, bottom = draw.textbbox((0, 0), look.tag, font=font)
@@ -174,7 +173,7 @@ def _draw_tag(
     draw.text(middle, look.tag, fill=_INK[look.colour], font=font, anchor="mm")
 
 
-def _places(corner: tuple[int, int], tag: tuple[int, int], size: tuple[int, int]) -> Iterator[_Box]:
+def _places(corner: tuple[int, int], tag: tuple[int, int], size: tuple[int, int]) -> Iterator[Box]:
     """Possible places of a tag: at the corner of its box, then below it, then column by column; always inside the picture."""
     room_x, room_y = size[0] - tag[0], size[1] - tag[1]
     x, y = min(corner[0], room_x), min(corner[1], room_y)
@@ -186,7 +185,7 @@ def _places(corner: tuple[int, int], tag: tuple[int, int], size: tuple[int, int]
             yield column, row, column + tag[0], row + tag[1]
 
 
-def _overlap(one: _Box, other: _Box) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
@@ -245,7 +244,7 @@ _PAGE_HEIGHT_PX = 640
 
 def draw_rows(bundle: Bundle, split: Split, rows: Sequence[int]) -> list[str]:
     """Images of a split with the looks that the bundle takes at them with its own thresholds, as data URLs."""
-    return [_drawn(bundle, *_look_at(bundle, split, row), int(split.labels[row])) for row in rows]
+    return [_drawn(bundle, split, row) for row in rows]
 
 
 def sheet_of_views(split: Split, view: ViewSettings, seed: int = 0) -> str | None:
@@ -279,33 +278,23 @@ def data_url(picture: Image.Image) -> str:
     return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode()
 
 
-def _look_at(bundle: Bundle, split: Split, row: int) -> tuple[Tensor, Outcome]:
-    """One image as pixels, and the bundle's outcome for it."""
-    pixels = _pixels_of(split, row, bundle.settings.view)
-    return pixels[0], bundle.predict(Viewed(pixels[0]))
-
-
-def _pixels_of(split: Split, row: int, view: ViewSettings) -> Tensor:
-    """(1, 3, H, W), or (1, F, 3, H, W), uint8."""
-    if isinstance(split, MemorySplit):
-        return split.images[row][None]
-    return _pixels(next(iter(split.batches([[row]])))[0], view)
-
-
 def _pixels(images: Tensor, view: ViewSettings) -> Tensor:
-    """Normalised images (..., 3, H, W) as uint8."""
+    """Normalised images (..., 3, H, W) as uint8; images that are uint8 already as they are."""
+    if images.dtype == torch.uint8:
+        return images
     mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
     return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _drawn(bundle: Bundle, pixels: Tensor, outcome: Outcome, label: int) -> str:
+def _drawn(bundle: Bundle, split: Split, row: int) -> str:
+    """One image of a split with the looks that the bundle takes at it, as a data URL."""
+    image = next(iter(split.batches([[row]])))[0][0]
+    outcome = bundle.predict_images([image], bundle.exit_rule())
+    pixels = _pixels(image, bundle.settings.view)
     frames = pixels if pixels.dim() == 4 else pixels[None]
     shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
-    truth = bundle.classes[label]
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
+    truth = bundle.classes[int(split.labels[row])]
+    looks = looks_taken(outcome, 0, outcome.boxes[0], truth)
     notes = [f"stopped: {outcome.stopped(0)}"]
-    return data_url(
-        draw_strip(
-            pictures, looks_taken(outcome, 0, outcome.boxes[0], truth), title=f"true class: {truth}", notes=notes
-        )
-    )
+    return data_url(draw_strip(pictures, looks, title=f"true class: {truth}", notes=notes))

@@ -62,9 +62,9 @@ def within_budget(
     if measuring is not None:
         on_others, forecast = measuring.point(thresholds), forecast_of_others(measuring, thresholds)
     else:
-        judged = cross_fitted(choosing, choose, folds_for(choosing), seed)
-        on_others = choosing.point_of_exits(judged.node, thresholds)
-        forecast = forecast_of_choosers(choosing, thresholds, judged)
+        fitted = cross_fitted(choosing, choose, folds_for(choosing), seed)
+        on_others = choosing.point_of_exits(fitted.node, thresholds)
+        forecast = forecast_of_choosers(choosing, thresholds, fitted)
     return Budgeted(np.asarray(thresholds), choosing.point(thresholds), on_others, forecast, binds)
 
 

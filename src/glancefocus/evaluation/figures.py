@@ -293,7 +293,8 @@ def accuracy_per_look_figure(accuracy_after_look: Sequence[float]) -> Figure:
 def expected_looks_figure(curve: Sequence[Point], chosen: Point) -> Figure:
     """Accuracy over the expected number of looks E(t), one point for each budget."""
     figure, axes = new_figure()
-    axes.plot([expected_looks(point) for point in curve], [100 * point["accuracy"] for point in curve], "-o",
+    points = sorted(curve, key=expected_looks)
+    axes.plot([expected_looks(point) for point in points], [100 * point["accuracy"] for point in points], "-o",
               color=BLUE, markersize=4, linewidth=1, label="one point for each budget")  # fmt: skip
     _star(axes, expected_looks(chosen), chosen)
     axes.set_xlabel("expected number of looks E(t)")

@@ -40,25 +40,23 @@ from glancefocus.evaluation.figures import (
     loss_figure,
     training_figure,
 )
-from glancefocus.evaluation.page import (
-    Rows,
-    escaped,
-    gallery_sections,
-    page_of,
-    replace_file,
-    side_by_side,
-    small_print,
-    table_html,
-)
 from glancefocus.evaluation.tables import (
     NO_POINT,
     VERDICT_COLUMNS,
+    Rows,
     csv_files,
+    escaped,
+    gallery_sections,
     interval_words,
     look_rows,
+    page_of,
     percent,
+    replace_file,
     score_table,
+    side_by_side,
     size_table,
+    small_print,
+    table_html,
     verdict_rows,
 )
 from glancefocus.evaluation.verdict import Verdict, macs_words

@@ -1,4 +1,4 @@
-"""Thresholds out of a look table and a budget: everything that users of this layer need."""
+"""Thresholds for a budget, from a look table: the functions that other packages use."""
 
 from collections.abc import Sequence
 
@@ -47,18 +47,20 @@ __all__ = [
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 CURVE_FOLDS = 3  # a whole curve takes long to solve
-SPARE = 0.001  # accuracy that is not worth paying for: a tenth of a percentage point
+SPARE = 0.001  # a tenth of a percentage point of accuracy is given up to spend less
 
 
 def solve_within(
     table: LookTable, budget: float | None, *, solver: str | None = None, spare: float = SPARE, seed: int = 0
 ) -> Thresholds:
-    """Thresholds within a budget that achieve the most on new images; without a budget the cheapest that are as good as the best.
+    """The thresholds within a budget that should be most accurate on new images.
 
-    Answers are not counted but weighed by how often answers with their score are right (expected.py), because thresholds that
-    follow the answers of a few images are chosen by luck. The paper's rule looks at no answers.
+    Without a budget: the cheapest thresholds whose accuracy is within `spare` of the best.
 
-    spare  accuracy that is given up to spend less; not by the paper's rule within a budget, which spends all of it
+    What is maximised is not the count of right answers but the expected one (`expected_correct`): with few images the count depends
+    on chance, and thresholds that follow it do not generalise. The paper's rule uses scores only, no answers.
+
+    spare  accuracy that may be given up to spend less; the paper's rule within a budget ignores it and spends the whole budget
     """
     solver = check_solver(table.sizes, solver)
     if budget is not None:
@@ -75,10 +77,10 @@ def solve_within(
 
 
 def aim_below(table: LookTable, budget: float, *, solver: str | None = None, seed: int = 0) -> float:
-    """The budget less what thresholds chosen for it cost more on images that did not choose them; never below one glance.
+    """The budget to solve for, so that the mean cost on new images is about `budget`; never below one glance.
 
-    Thresholds that just fit into a budget on the images that chose them cost more than that on others, on average: solving for
-    this lower budget instead makes them cost about the budget.
+    Thresholds that just fit into a budget on the images they were chosen on cost a little more on other images. How much is
+    estimated by cross-fitting and subtracted.
     """
     within = []
 
@@ -92,9 +94,9 @@ def aim_below(table: LookTable, budget: float, *, solver: str | None = None, see
 
 
 def folds_for(table: LookTable) -> int:
-    """Into how many groups images are divided: into more where there are few, so that each choice has nearly all of them.
+    """The number of groups for cross-fitting: more when there are few images, so that each choice still uses nearly all of them.
 
-    With several patch sizes one choice takes seconds.
+    With several patch sizes there are fewer groups, because one choice takes seconds.
     """
     if table.sizes > 1:
         return 4
@@ -102,7 +104,7 @@ def folds_for(table: LookTable) -> int:
 
 
 def check_solver(sizes: int, solver: str | None) -> str:
-    """The solver that was named, or the best one for a network with so many patch sizes; one that does not fit is refused."""
+    """The named solver, or the best one for this number of patch sizes; one that does not fit is refused."""
     solver = ("genetic" if sizes > 1 else "direct") if solver is None else solver
     if solver not in SOLVERS:
         raise BadSetting(f"a solver is one of {', '.join(SOLVERS)}, but got {solver!r}.")
@@ -116,10 +118,10 @@ def check_solver(sizes: int, solver: str | None) -> str:
 
 
 def solve_curve(table: LookTable, points: int = 40, *, solver: str | None = None, seed: int = 0) -> list[Point]:
-    """The best operating point within each of evenly spaced budgets, from leaving at the glance to every look for everybody.
+    """The best operating point within each of evenly spaced budgets, from the glance only to every look for every image.
 
-    accuracy is counted on this table; expected_accuracy is how often answers with such scores are right. By the second, a dearer
-    budget is never worse, unless the solver is the paper's rule.
+    accuracy is counted on this table; expected_accuracy is how often answers with such scores are right. The expected accuracy
+    never falls with a larger budget, unless the solver is the paper's rule.
     """
     budgets = np.linspace(table.cheapest, table.dearest, points).tolist()
     found = solve_at(table, budgets, solver=solver, seed=seed)
@@ -136,7 +138,7 @@ def solve_curve(table: LookTable, points: int = 40, *, solver: str | None = None
 def solve_at(
     table: LookTable, budgets: Sequence[float], *, solver: str | None = None, seed: int = 0
 ) -> list[Thresholds]:
-    """Thresholds within each budget, as `solve_within` finds them, but spending all of it where that helps at all."""
+    """Thresholds within each budget, like `solve_within` with spare=0: all of the budget is spent where that helps at all."""
     budgets, solver = list(budgets), check_solver(table.sizes, solver)
     for budget in budgets:
         check_budget(table, budget)
@@ -155,7 +157,7 @@ def solve_at(
 def cross_fitted_curve(
     table: LookTable, curve: Sequence[Point], *, solver: str | None = None, seed: int = 0
 ) -> list[Point]:
-    """The points of a solved curve, as images cost and answer whose thresholds were chosen on others, within the same budgets."""
+    """A solved curve measured by cross-fitting: each image is judged by thresholds chosen on other images, for the same budgets."""
     budgets = [budget_of(point, table.unit) for point in curve]
     fold = fold_of_rows(len(table), CURVE_FOLDS, seed)
     nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
@@ -178,7 +180,7 @@ def with_budget(point: Point, budget: float, unit: Unit) -> Point:
 def affordable(
     ranked: list[tuple[float, float, Thresholds]], budgets: list[float], otherwise: Thresholds
 ) -> list[Thresholds]:
-    """For each budget the most accurate of (cost, accuracy, thresholds) that fit into it, of equal ones the dearest."""
+    """For each budget the most accurate thresholds within it, the dearer of equals; ranked: (cost, accuracy, thresholds)."""
     chosen = []
     for budget in budgets:
         fitting = [entry for entry in ranked if entry[0] <= budget]

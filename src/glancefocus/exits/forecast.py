@@ -1,8 +1,8 @@
-"""What thresholds will cost and achieve on new images: an estimate with a 95 % interval, also from few images.
+"""What thresholds will cost and achieve on new images: estimates with 95 % intervals, also from few images.
 
-An image leaves at one of a few nodes, each with its cost. How often it leaves at each is known from N images only. So shares that
-are plausible after N images are drawn many times (a Dirichlet distribution, Perks' prior), and new images from each draw. The
-interval holds 95 % of their mean costs. This works where none of 10 images took the last look, as well as for 10,000 images.
+An image stops at one of a few nodes, each with its cost. How often it stops at each is known from N images only. So shares that
+are plausible after N images are drawn many times (from a Dirichlet distribution with Perks' prior), and new images are drawn with
+each. The interval holds 95 % of their mean costs. This works for 10,000 images, and for 10 of which none took the last look.
 """
 
 import math
@@ -21,16 +21,16 @@ from glancefocus.exits.table import LookTable, Thresholds, level_sizes
 
 @dataclass(frozen=True)
 class CrossFitted:
-    """What became of every image, judged by thresholds that other images chose.
+    """Where every image stops with thresholds that were chosen on other images.
 
-    node     (N,) the column of the table where the image left
-    look     (N,) the same as a look, counted from 0
+    node     (N,) the column of the table where the image stops
+    look     (N,) the look of that column, counted from 0
     correct  (N,) bool
     cost     (N,) in the table's unit
     fold     (N,) the group of the image; its thresholds were chosen on all other groups
-    looks    how many looks there are
+    looks    the number of looks
     unit     of the costs
-    chosen   the thresholds that judged each group
+    chosen   the thresholds applied to each group
     """
 
     node: NDArray[np.int64]
@@ -55,17 +55,17 @@ class CrossFitted:
 
     @property
     def exits_per_look(self) -> list[int]:
-        """How many images left after each look."""
+        """The number of images that stop after each look."""
         return np.bincount(self.look, minlength=self.looks).tolist()  # type: ignore[no-any-return]
 
 
 def cross_fitted(
     table: LookTable, choose: Callable[[LookTable], Thresholds], folds: int = 5, seed: int = 0
 ) -> CrossFitted:
-    """Choose thresholds on all groups of images but one, apply them to that one, and do so for every group.
+    """Choose thresholds on all groups of images but one, and apply them to that one; in turn for every group.
 
-    choose  thresholds of a table; called once for each group
-    folds   number of groups; at most one for each image
+    choose  table -> thresholds; called once for each group
+    folds   number of groups, at most one for each image
     seed    of the grouping
     """
     if folds < 2:
@@ -93,25 +93,25 @@ def cross_fitted(
 
 
 def fold_of_rows(count: int, folds: int, seed: int = 0) -> NDArray[np.int64]:
-    """(N,) a group for every image, by chance; the groups differ in size by at most one image."""
+    """(N,) a random group for every image; group sizes differ by at most one."""
     return np.random.default_rng(seed).permutation(np.arange(count) % min(folds, count))
 
 
 NEW_IMAGES = 3000
 DRAWS = 8000
 LEVEL = 0.95
-GOOD_SHARE = 0.1  # an interval of plus or minus a tenth of the cost is good enough
-STANDARD_ERRORS = 1.959964  # of a normal distribution, half of a 95 % interval
+GOOD_SHARE = 0.1  # an interval of ±10 % of the cost is good enough
+STANDARD_ERRORS = 1.959964  # half of a 95 % interval of a normal distribution
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of new images like those that were seen.
+    """What to expect on new images like those that were measured.
 
-    cost, accuracy   means of the images that were seen, each judged by thresholds that it did not choose
+    cost, accuracy   means over the measured images, each with thresholds that were chosen without it
     *_low, *_high    the 95 % interval for the means over `new_images` other images
-    images           how many were seen
-    images_needed    how many would make the interval of the cost as narrow as plus or minus a tenth of it
+    images           number of measured images
+    images_needed    number of images for which the interval of the cost would be ±10 %
     unit             of the cost
     """
 
@@ -133,7 +133,7 @@ class Forecast:
 
     @property
     def too_few(self) -> bool:
-        """More images would be needed for an interval of plus or minus a tenth."""
+        """Whether more images are needed for an interval of ±10 %."""
         return self.images < self.images_needed
 
     def to_plain(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Forecast:
 
 
 def forecast_of_others(table: LookTable, thresholds: Thresholds, *, new_images: int = NEW_IMAGES) -> Forecast:
-    """From images that did not choose these thresholds."""
+    """A forecast from images that these thresholds were not chosen on."""
     node = table.exits(thresholds)
     return _forecast(table, node, np.asarray(table.correct[np.arange(len(table)), node]), 0.0, new_images)
 
@@ -149,11 +149,11 @@ def forecast_of_others(table: LookTable, thresholds: Thresholds, *, new_images: 
 def forecast_of_choosers(
     table: LookTable, thresholds: Thresholds, judged: CrossFitted, *, new_images: int = NEW_IMAGES
 ) -> Forecast:
-    """From the images that chose these thresholds, each judged by thresholds that others of them chose.
+    """A forecast from the images that these thresholds were chosen on, by cross-fitting.
 
-    The thresholds that others chose may cost more or less than these do. By how much is seen on all images, and added. Other
-    images would have chosen other thresholds: how much that matters is seen from the groups that chose without each other
-    (the jackknife), and widens the interval.
+    The thresholds of the groups cost a little more or less than these thresholds do; the mean difference on all images is
+    corrected for. Other images would have led to other thresholds: how much that matters is estimated from the differences between
+    groups (the jackknife), and widens the interval.
     """
     cost = cost_and_worth(table, thresholds)[0]
     others = np.asarray([cost_and_worth(table, chosen)[0] for chosen in judged.chosen])
@@ -170,9 +170,10 @@ def _forecast(
     new_images: int,
     spread: float = 0.0,
 ) -> Forecast:
-    """Of images that left at these nodes, with answers that were right or not, if all cost so much more.
+    """A forecast from images that stopped at these nodes.
 
-    spread  standard deviation of the cost that comes from which images chose
+    more    correction that is added to the cost
+    spread  standard deviation of the cost due to the choice of images that thresholds were chosen on
     """
     random = np.random.default_rng(0)
     count = len(node)
@@ -204,7 +205,7 @@ def _forecast(
 def mean_costs(
     seen: NDArray[np.int64], cost: NDArray[np.float64], new_images: int, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """(DRAWS,) mean costs of new images, after so many were seen to leave at each node."""
+    """(DRAWS,) plausible mean costs of new images; seen: the number of measured images that stopped at each node."""
     shares = random.dirichlet(seen + 1 / len(seen), DRAWS)
     return np.asarray(random.multinomial(new_images, shares) @ cost / new_images)
 
@@ -215,7 +216,7 @@ def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def images_needed(half: float, cost: float, images: int, new_images: int) -> int:
-    """How many images give an interval of plus or minus a tenth, where so many gave plus or minus `half`; two digits."""
+    """The number of images for an interval of ±10 %, given that `images` led to ± `half`; rounded up to two digits."""
     variance = (half / STANDARD_ERRORS) ** 2 / (1 / images + 1 / new_images)
     wanted = (GOOD_SHARE * cost / STANDARD_ERRORS) ** 2 - variance / new_images
     if variance == 0 or wanted <= 0:

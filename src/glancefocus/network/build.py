@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoder, build_backbone
-from glancefocus.network.model import GlanceFocus
+from glancefocus.network.model import CascadedClassifier, GlanceFocus, RecurrentClassifier
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
 from glancefocus.network.temporal_shift import ClipEncoder

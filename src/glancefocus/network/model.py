@@ -16,12 +16,52 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look, padded_alike, rows_by_size
-from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoder, Encoding
 from glancefocus.network.policy import Aimed, LearntPolicy
 from glancefocus.region import native, whole
 from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import NetworkSettings
+
+
+class RecurrentClassifier(nn.Module):
+    """A GRU over the looks' vectors and one linear layer shared by all looks (paper, section 3.2 and A.1)."""
+
+    def __init__(self, features: int, classes: int, units: int = 1024) -> None:
+        super().__init__()
+        self.gru = nn.GRUCell(features, units)
+        self.linear = nn.Linear(units, classes)
+
+    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+        """(B, units) the memory after this look."""
+        remembered: Tensor = self.gru(vector, memory)
+        return remembered
+
+    def answer(self, memory: Tensor, look: int) -> Tensor:
+        """(B, classes)"""
+        logits: Tensor = self.linear(memory)
+        return logits
+
+
+class CascadedClassifier(nn.Module):
+    """One linear layer for each number of looks 2..T on the concatenated vectors (paper, A.1).
+
+    The first look is answered by the glance encoder's own head.
+    """
+
+    def __init__(self, features: int, classes: int, looks: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleDict({str(look): nn.Linear(look * features, classes) for look in range(2, looks + 1)})
+
+    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+        """(B, looks x features) every vector so far."""
+        return vector if memory is None else torch.cat([memory, vector], dim=1)
+
+    def answer(self, memory: Tensor, look: int) -> Tensor:
+        """(B, classes)"""
+        if str(look) not in self.linears:
+            raise BadSetting(f"this cascaded classifier has no layer for look {look}, only for {list(self.linears)}.")
+        logits: Tensor = self.linears[str(look)](memory)
+        return logits
 
 
 class Seen(NamedTuple):
@@ -63,6 +103,10 @@ class Runner(Protocol):
 class GlanceFocus(nn.Module):
     """Glance encoder, focus encoder, classifier and policy, and the runner that computes them.
 
+    settings       sizes, number of looks, backbone: everything that describes the network besides its weights
+    glance_encoder, focus_encoder  views to feature maps and vectors
+    classifier     vectors of all looks so far to an answer
+    policy         a feature map to the next place
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
     light_weights  whether that runtime rounds weights
     """

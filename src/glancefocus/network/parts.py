@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.network.classifier import CascadedClassifier, RecurrentClassifier
 from glancefocus.network.encoder import Encoding
-from glancefocus.network.model import GlanceFocus
+from glancefocus.network.model import CascadedClassifier, GlanceFocus, RecurrentClassifier
 from glancefocus.network.policy import Aimed
 
 

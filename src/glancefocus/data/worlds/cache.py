@@ -1,7 +1,7 @@
-"""Keeps the scenes of built-in worlds on disk, opened without loading them.
+"""Keeps the scenes of built-in worlds on disk and maps them into memory, so that only what is used is loaded.
 
-A folder of the cache holds one file for each array and `about.json`, which says what was drawn and how the files must read. It is
-written aside and renamed, so it is whole or not there; one that was damaged later is made again.
+A folder of the cache contains one file per array and `about.json`, with what was drawn and checksums of the files. It is written
+atomically; one that was damaged later is drawn again.
 """
 
 import json
@@ -10,8 +10,9 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from glancefocus.errors import BadSetting
 from glancefocus.files import (
+    Cache,
     cache_folder,
     cache_path,
     fingerprint,
@@ -36,19 +38,28 @@ _CHECKED_BLOCKS, _BLOCK_BYTES = 1024, 1 << 20
 _MOST_ABOUT_BYTES, _LEFT_FREE_BYTES = 1 << 20, 256 << 20
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
-"""{name: (shape, type as numpy writes it)} of the arrays of a split; their first axis counts scenes."""
+"""{name: (shape, type in numpy's notation)} of the arrays of a split; the first axis counts scenes."""
 Scenes = Iterable[tuple[NDArray[Any], ...]]
-"""One scene after the other: its part of each array, in their order."""
+"""For each scene its part of every array, in the order of the arrays."""
 
 
-def kept_scenes(
-    scenes: Scenes, shapes: Shapes, about: dict[str, Any], cache: Path | Literal["default"] | None
-) -> dict[str, Tensor]:
-    """The arrays of a split: out of the cache where it has them, drawn and kept there otherwise.
+@dataclass(frozen=True)
+class Drawn:
+    """Everything that the scenes of a split depend on; settings are plain values."""
 
-    scenes  nothing is drawn before the first is asked for
-    about   everything that the scenes depend on, with the names of the `world` and the `split`
-    cache   "default": the program's cache folder; None holds them in memory only
+    world: str
+    drawing_version: int
+    split: str
+    count: int
+    seed: int
+    settings: dict[str, Any]
+
+
+def kept_scenes(scenes: Scenes, shapes: Shapes, about: Drawn, cache: Cache) -> dict[str, Tensor]:
+    """The arrays of a split: from the cache if they are there, otherwise drawn and kept there.
+
+    scenes  an iterator: nothing is drawn unless it is used
+    cache   None: the arrays are in memory only
     """
     if cache is None:
         return _hold_in_memory(scenes, shapes)
@@ -57,30 +68,29 @@ def kept_scenes(
     except OSError as error:
         place = error.filename or (cache_path() if cache == "default" else cache)
         raise BadSetting(
-            f"the scenes of {about['world']} cannot be kept in {place} ({error.strerror or error}). "
+            f"the scenes of {about.world} cannot be kept in {place} ({error.strerror or error}). "
             "Make room there, or set GLANCEFOCUS_CACHE to a folder that can be written."
         ) from error
 
 
-def _kept_in(cache: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) -> dict[str, Tensor]:
-    name = fingerprint(about)[:16]
-    folder = cache / f"{about['world']}-{about['split']}-{name}"
-    with lock(folder.with_suffix(".lock"), wait=True):  # of several processes that want the same scenes one draws them
+def _kept_in(cache: Path, scenes: Scenes, shapes: Shapes, about: Drawn) -> dict[str, Tensor]:
+    folder = cache / f"{about.world}-{about.split}-{fingerprint(asdict(about))[:16]}"
+    with lock(folder.with_suffix(".lock"), wait=True):  # if several processes want the same scenes, one draws them
         tensors = _open(folder, shapes)
         if tensors is None:
-            _refuse_to_fill(cache, shapes, about["world"])
+            _refuse_to_fill(cache, shapes, about.world)
             remove_unfinished(cache, folder.name)
             _write(folder, scenes, shapes, about)
             tensors = _open(folder, shapes)
     if tensors is None:
         raise BadSetting(
-            f"{folder} reads differently from what was just written. Set GLANCEFOCUS_CACHE to another disk."
+            f"{folder} does not contain what was just written to it. Set GLANCEFOCUS_CACHE to another disk."
         )
     return tensors
 
 
 def _refuse_to_fill(cache: Path, shapes: Shapes, world: str) -> None:
-    """Refuse scenes that the disk has no room for, before the first is drawn."""
+    """Refuse scenes that do not fit on the disk, before the first is drawn."""
     wanted = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes.values())
     free = shutil.disk_usage(cache).free
     if wanted + _LEFT_FREE_BYTES > free:
@@ -98,10 +108,10 @@ def _hold_in_memory(scenes: Scenes, shapes: Shapes) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) -> None:
-    """Write the scenes one by one into a folder aside, then give it its name.
+def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: Drawn) -> None:
+    """Write the scenes one by one into a new folder, then put it in place.
 
-    Not through a memory map: on a full disk that ends the process, where an ordinary write says what is wrong.
+    Not through a memory map: on a full disk that kills the process, while an ordinary write raises an error.
     """
     with replace_folder(folder) as aside:
         files = {name: (aside / f"{name}.npy").open("wb") for name in shapes}
@@ -119,28 +129,28 @@ def _write(folder: Path, scenes: Scenes, shapes: Shapes, about: dict[str, Any]) 
             for file in files.values():
                 file.close()
         checksums = {name: _checksum(aside / f"{name}.npy") for name in files}
-        write_text(aside / ABOUT_FILE, json.dumps(about | {"checksums": checksums}, indent=2))
+        write_text(aside / ABOUT_FILE, json.dumps(asdict(about) | {"checksums": checksums}, indent=2))
 
 
 def _open(folder: Path, shapes: Shapes) -> dict[str, Tensor] | None:
-    """The split in this folder, or None if it is not there or damaged."""
+    """The arrays in this folder, or None if it is missing or damaged."""
     try:
         checksums = read_json(folder / ABOUT_FILE, _MOST_ABOUT_BYTES)["checksums"]
         tensors = {}
         for name, (shape, kind) in shapes.items():
             path = folder / f"{name}.npy"
-            # "c": a tensor must be writable; what is written to it stays in memory and never reaches the file
+            # "c" (copy on write): a tensor must be writable, but changes must not reach the file
             array = np.load(path, mmap_mode="c", allow_pickle=False)
             if array.shape != shape or array.dtype.str != kind or checksums[name] != _checksum(path):
                 return None
             tensors[name] = torch.from_numpy(array)
-    except Exception:  # damaged bytes make numpy fail in many ways; such scenes are drawn again
+    except Exception:  # numpy fails in many ways on damaged bytes; the scenes are drawn again
         return None
     return tensors
 
 
 def _checksum(path: Path) -> int:
-    """Of a file's length and of 1,024 blocks of 1 MiB spread evenly: all of it up to 1 GiB, samples beyond."""
+    """CRC of the length and of 1,024 evenly spaced blocks of 1 MiB: all of a file up to 1 GiB, samples of a larger one."""
     size = path.stat().st_size
     total = zlib.crc32(str(size).encode())
     with open_file(path) as file:
@@ -154,12 +164,12 @@ _LABEL_STREAM, _SCENE_STREAM = 0, 1
 
 
 def scene_stream(split: str, seed: int, index: int) -> np.random.SeedSequence:
-    """What scene `index` of a split is drawn from."""
+    """The random stream of scene `index` of a split."""
     return _stream(split, seed, _SCENE_STREAM, index)
 
 
 def balanced_label(classes: int, split: str, seed: int, index: int) -> int:
-    """The class of scene `index`: scenes come in groups with each class once, so that any number of them is balanced."""
+    """The class of scene `index`: each group of scenes has every class once, so that any number of scenes is balanced."""
     group, place = divmod(index, classes)
     rng = np.random.default_rng(_stream(split, seed, _LABEL_STREAM, group))
     return int(rng.permutation(classes)[place])

@@ -1,24 +1,27 @@
-"""The built-in world `gestures`: splits of short clips made from a seed, kept on disk, opened without loading them."""
+"""The built-in world `gestures`: short clips drawn from a seed and kept on disk.
+
+Each clip shows discs with a small moving mark. The class is the movement of the mark in the amber disc.
+"""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.data.worlds.cache import Shapes, balanced_label, kept_scenes, scene_stream
+from glancefocus.data.worlds.cache import Drawn, Shapes, balanced_label, kept_scenes, scene_stream
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.files import Cache
 from glancefocus.settings import check_fields
 from glancefocus.values import Range
 
 CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 
 DRAWING_VERSION = 4
-"""Raise it whenever a clip would look different from before: cached clips of another version are not used."""
+"""Increase it whenever a clip would look different from before: cached clips of another version are not used."""
 
 Box = tuple[float, float, float, float]
 _Colour = tuple[int, int, int]
@@ -26,14 +29,14 @@ _Colour = tuple[int, int, int]
 _AMBER: _Colour = (238, 178, 24)
 _OTHERS: tuple[_Colour, ...] = ((48, 110, 220), (40, 160, 80), (150, 70, 190), (30, 170, 190), (205, 60, 60))
 _FACE = 128.0  # grey of the discs
-_SQUARES, _SQUARE_PX = 3, 2.0  # of the chequer, along one side
+_SQUARES, _SQUARE_PX = 3, 2.0  # of the chequered mark, along one side
 _MARK_REACH_PX = _SQUARES * _SQUARE_PX / 2
 _RING_PX = 2.0
 _MARGIN_PX = 2.0
-_FINER = 4  # discs and marks are drawn so many times finer and averaged, so that they move smoothly
+_FINER = 4  # discs and marks are drawn at 4 times the resolution and averaged, so that they move smoothly
 _Frames = Annotated[int, Range(3, 256)]
 _Side = Annotated[int, Range(64, 1024)]
-_Radius = Annotated[float, Range(8, 256)]  # a mark has no room to move in smaller discs
+_Radius = Annotated[float, Range(8, 256)]  # a mark cannot move in a smaller disc
 _Distractors = Annotated[int, Range(1, 12)]
 
 
@@ -52,7 +55,7 @@ class GesturesSettings:
         check_fields(self)
         if not self.radius_min_px <= self.radius_max_px <= min(self.height, self.width) / 4:
             raise BadSetting(
-                f"the radius of a disc is to be from {self.radius_min_px} to {self.radius_max_px} px in a clip of "
+                f"discs with a radius from {self.radius_min_px} to {self.radius_max_px} px cannot be drawn in a clip of "
                 f"{self.height}x{self.width} px. Choose radius_max_px no less than radius_min_px, and at most a quarter "
                 "of the shorter side."
             )
@@ -60,7 +63,7 @@ class GesturesSettings:
 
 @dataclass(frozen=True)
 class _Disc:
-    """A disc, and where its mark is in each frame, from the disc's middle; (F, 2) as (y, x) in px."""
+    """A disc with the path of its mark: (F, 2) as (y, x) in px from the centre of the disc."""
 
     y: float
     x: float
@@ -72,7 +75,7 @@ class _Disc:
 def draw_clip(
     settings: GesturesSettings, label: int, seed: int | np.random.SeedSequence
 ) -> tuple[NDArray[np.uint8], Box | None]:
-    """One clip, and where its amber disc is.
+    """One clip, and the box of its amber disc.
 
     label   index into CLASSES
     seed    decides everything else: the same settings, label and seed give the same pixels
@@ -97,7 +100,7 @@ def draw_clip(
 
 
 def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(F, 2) where a mark is in each frame, as (y, x) in px from the disc's middle; never further from it than reach_px."""
+    """(F, 2) position of a mark in each frame, as (y, x) in px from the centre of the disc, at most reach_px from it."""
     name = CLASSES[label]
     if name == "still":
         away, angle = reach_px * math.sqrt(rng.uniform()), rng.uniform(0, 2 * math.pi)
@@ -115,14 +118,11 @@ def motion(label: int, frames: int, reach_px: float, rng: np.random.Generator) -
 
 
 def _place_discs(settings: GesturesSettings, label: int, rng: np.random.Generator) -> list[_Disc]:
-    """The amber disc first, unless the class is `none`, anywhere in the clip; then others, whose marks move as they like.
-
-    None touches another.
-    """
+    """The amber disc first, unless the class is `none`; then others, with random movements. Discs do not touch one another."""
     amber = CLASSES[label] != "none"
     discs: list[_Disc] = []
     for number in range(1 + int(rng.integers(1, settings.distractors_max + 1))):
-        for _ in range(30):  # a small clip may have no room left: then it has one distractor less
+        for _ in range(30):  # a small clip may be full: then it has one distractor less
             radius_px = rng.uniform(settings.radius_min_px, settings.radius_max_px)
             edge_px = radius_px + _MARGIN_PX
             y, x = rng.uniform(edge_px, settings.height - edge_px), rng.uniform(edge_px, settings.width - edge_px)
@@ -152,7 +152,7 @@ def _paste_disc(clip: NDArray[np.float32], disc: _Disc) -> None:
     reach = math.ceil(disc.radius_px) + 2
     top, left = int(disc.y) - reach, int(disc.x) - reach
     side = 2 * reach + 1
-    # Middles of the fine pixels, from the disc's middle.
+    # Centres of the fine pixels, from the centre of the disc.
     fine = (np.arange(side * _FINER) + 0.5) / _FINER
     y, x = fine + top - disc.y, fine + left - disc.x
     away = np.hypot(y[:, None], x[None])
@@ -168,10 +168,10 @@ def _paste_disc(clip: NDArray[np.float32], disc: _Disc) -> None:
 
 
 def _chequer(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Light and dark squares around 0, whose sum is 0: of the nine, five are dark and four are lighter than those are dark.
+    """Light and dark squares whose values sum to 0, so that a blurred mark is invisible: five dark (-80), four light (100).
 
-    y, x  middles of the fine pixels along each side, from the mark's middle. A square is dark (-80) where the stripes along y and
-          along x have the same sign, and light (100) elsewhere: a sum of products, so that each side is averaged alone.
+    y, x  centres of the fine pixels along each side, from the centre of the mark. A square is dark where the stripes along y and
+          along x have the same sign, and light elsewhere: a sum of products, so that each side can be averaged separately.
     """
     (there_y, stripes_y), (there_x, stripes_x) = _stripes(y), _stripes(x)
     squares: NDArray[np.float64] = 10.0 * np.outer(there_y, there_x) - 90.0 * np.outer(stripes_y, stripes_x)
@@ -179,7 +179,7 @@ def _chequer(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float
 
 
 def _stripes(along: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Along one side: the mark's share of each pixel, and the same with the sign of its stripes, + - +."""
+    """Along one side: the share of each pixel that the mark covers, and the same with the signs of its stripes, + - +."""
     stripe = np.floor((along + _MARK_REACH_PX) / _SQUARE_PX)
     there = (stripe >= 0) & (stripe < _SQUARES)
     return _averaged(there), _averaged(np.where(stripe % 2 == 0, 1.0, -1.0) * there)
@@ -200,7 +200,7 @@ SPLITS = ("train", "val", "test")
 class Gestures:
     """A finished split.
 
-    clips   (N, F, 3, H, W) uint8; mapped from the cache where there is one, so only what is looked at takes memory
+    clips   (N, F, 3, H, W) uint8; mapped from the cache if there is one, so that only what is used takes memory
     labels  (N,) int64, an index into classes
     boxes   (N, 4) float32, the amber disc's (top, left, bottom, right) in px, the same in all frames, NaN for the
             class `none`; for measuring where the policy looks, never for training
@@ -221,16 +221,16 @@ def make_gestures(
     settings: GesturesSettings,
     seed: int,
     *,
-    cache: Path | Literal["default"] | None = "default",
+    cache: Cache = "default",
     progress: Callable[[int, int], None] | None = None,
 ) -> Gestures:
     """The first `count` clips of a split, the classes in equal shares.
 
-    Clip i depends on seed, split, i and settings alone, not on how many there are.
+    Clip i depends on seed, split, i and settings only, not on count.
 
-    split     train, val or test: three streams that share no clip
-    cache     folder to keep the clips in; "default" is the one for made data, None keeps them in memory only
-    progress  called with (clips drawn, count) after each clip; not called when the cache has them all
+    split     train, val or test, which have no clip in common
+    cache     where the clips are kept, see files.Cache; None: in memory only
+    progress  called with (clips drawn, count) after each clip; not called if the clips are in the cache
     """
     if split not in SPLITS:
         raise UnknownName("split of gestures", split, SPLITS, f"Choose one of {', '.join(SPLITS)}.")
@@ -242,14 +242,7 @@ def make_gestures(
         "labels": ((count,), "<i8"),
         "boxes": ((count, 4), "<f4"),
     }
-    about = {
-        "world": "gestures",
-        "drawing_version": DRAWING_VERSION,
-        "split": split,
-        "count": count,
-        "seed": seed,
-        "settings": asdict(settings),
-    }
+    about = Drawn("gestures", DRAWING_VERSION, split, count, seed, asdict(settings))
     kept = kept_scenes(_drawn(split, count, settings, seed, progress), shapes, about, cache)
     return Gestures(kept["clips"], kept["labels"], kept["boxes"])
 

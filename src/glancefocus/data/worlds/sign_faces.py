@@ -1,6 +1,6 @@
-"""The faces of signs: speed limits, and what may be taken for one from afar.
+"""The faces of signs: speed limits, and distractors that look similar from a distance.
 
-A face is drawn several times larger and then reduced, so that its digits stay readable at a radius of 9 px.
+A face is drawn at several times its size and then reduced, so that its digits are readable at a radius of 9 px.
 """
 
 import math
@@ -22,7 +22,7 @@ _WHITE, _GREY, _BLACK = (244, 244, 240), (128, 130, 134), (16, 16, 18)
 
 @dataclass(frozen=True)
 class Face:
-    """What a sign shows: a rim, a field inside it, and on the field a text or one of the symbols bar, arrow, slash."""
+    """The appearance of a sign: a rim, a field inside it, and on the field a text or one of the symbols bar, arrow, slash."""
 
     shape: str
     rim: Colour
@@ -99,7 +99,7 @@ _REACH_OF_TEXT = {"disc": 0.77, "octagon": 0.78, "square": 0.72, "triangle": 0.4
 
 
 def speed_limit(text: str) -> Face:
-    """The face that is to be found and read: black digits on white in a red ring."""
+    """The face that the network must find and read: black digits on white in a red ring."""
     return Face("disc", _RED, _WHITE, text=text)
 
 
@@ -116,7 +116,7 @@ def choose_distractor(rng: np.random.Generator) -> Face:
 
 @lru_cache(maxsize=64)
 def _letters(text: str, stroke_px: int) -> Image.Image:
-    """The text as a mask, cut to its ink. Shared between calls: never draw into it."""
+    """The text as a mask, cropped to its ink. The result is cached: never draw into it."""
     font = ImageFont.load_default(size=64)
     left, top, right, bottom = font.getbbox(text, stroke_width=stroke_px)
     mask = Image.new("L", (math.ceil(right - left), math.ceil(bottom - top)))
@@ -125,10 +125,10 @@ def _letters(text: str, stroke_px: int) -> Image.Image:
 
 
 def paste_face(picture: Image.Image, sign: Sign, rng: np.random.Generator) -> None:
-    """Draw a sign's face several times larger, reduce it, weather it, and paste it at its exact place.
+    """Draw the face of a sign at several times its size, reduce it, add stains, and paste it at its exact position.
 
-    Size, weight and place of the text vary, and so does the light on the face, so that a glance cannot tell digits by
-    how dark they make the sign: they have to be read.
+    Size, weight and position of the text vary, and so does the light on the face, so that the digits cannot be guessed from the
+    brightness of the sign in a glance: they have to be read.
     """
     face, radius = sign.face, sign.radius_px * _SUPERSAMPLE
     side_px = math.ceil(2.4 * sign.radius_px) + 3
@@ -148,7 +148,9 @@ def paste_face(picture: Image.Image, sign: Sign, rng: np.random.Generator) -> No
     if face.text:
         wide = _WIDTH_OF_TEXT[len(face.text)] * rng.uniform(0.9, 1.1)
         high = 2 * radius * _REACH_OF_TEXT[face.shape] * rng.uniform(0.9, 1.1) / math.hypot(1, wide)
-        stroke_px = int(rng.integers(1, 4)) + (len(face.text) == 3)  # three digits are narrower: as dark as two
+        stroke_px = int(rng.integers(1, 4)) + (
+            len(face.text) == 3
+        )  # three digits are narrower: thicker strokes make them as dark as two
         letters = _letters(face.text, stroke_px)
         mask = letters.resize((round(high * wide), round(high)), Image.Resampling.BILINEAR)
         mask = mask.rotate(-math.degrees(turn), Image.Resampling.BILINEAR, expand=True)
@@ -161,7 +163,7 @@ def paste_face(picture: Image.Image, sign: Sign, rng: np.random.Generator) -> No
 
 
 def _weather(face: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """The face under stains and shadows about as wide as a digit."""
+    """The face with stains and shadows about as wide as a digit."""
     stains = Image.fromarray((255 * rng.uniform(0.8, 1.0, (8, 8))).astype(np.uint8))
     light = stains.resize(face.size, Image.Resampling.BICUBIC)
     return ImageChops.multiply(face.convert("RGB"), Image.merge("RGB", (light, light, light)))

@@ -6,18 +6,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Tensor
 
-from glancefocus.data.worlds.cache import Shapes, balanced_label, kept_scenes, scene_stream
+from glancefocus.data.worlds.cache import Drawn, Shapes, balanced_label, kept_scenes, scene_stream
 from glancefocus.data.worlds.sign_faces import Colour, Sign, choose_distractor, paste_face, speed_limit
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.files import Cache
 from glancefocus.interrupts import children_without_signals
 from glancefocus.settings import check_fields
 from glancefocus.values import Range
@@ -25,7 +25,7 @@ from glancefocus.values import Range
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 
 DRAWING_VERSION = 4
-"""Raise it whenever a scene would look different from before: cached scenes of another version are not used."""
+"""Increase it whenever a scene would look different from before: cached scenes of another version are not used."""
 
 Box = tuple[float, float, float, float]
 SPLITS = ("train", "val", "test")
@@ -38,7 +38,7 @@ _MARGIN_PX = 2.0
 
 @dataclass(frozen=True)
 class SignsSettings:
-    """Size of the scenes and of the signs in them. The sign's size in pixels does not depend on the scene's."""
+    """Size of the scenes and of the signs. The size of a sign in pixels does not depend on that of the scene."""
 
     height: _Side = 160
     width: _Side = 160
@@ -50,13 +50,13 @@ class SignsSettings:
         check_fields(self)
         if not self.radius_min_px <= self.radius_max_px:
             raise BadSetting(
-                f"the radius of a sign is to be from {self.radius_min_px} to {self.radius_max_px} px. "
+                f"radius_max_px ({self.radius_max_px}) is below radius_min_px ({self.radius_min_px}). "
                 "Choose radius_max_px no less than radius_min_px."
             )
         largest_px = min(self.height, self.width) / 4
         if self.radius_max_px > largest_px:
             raise BadSetting(
-                f"a sign with a radius of {self.radius_max_px} px does not fit a scene of {self.height}x{self.width}. "
+                f"a sign with a radius of {self.radius_max_px} px is too large for a scene of {self.height}x{self.width} px. "
                 f"Choose radius_max_px of at most {largest_px:g}, or a larger scene."
             )
 
@@ -65,7 +65,7 @@ class SignsSettings:
 class Signs:
     """A finished split.
 
-    images  (N, 3, H, W) uint8; mapped from the cache where there is one, so only what is looked at takes memory
+    images  (N, 3, H, W) uint8; mapped from the cache if there is one, so that only what is used takes memory
     labels  (N,) int64, an index into classes
     boxes   (N, 4) float32, the speed limit's (top, left, bottom, right) in px, NaN for the class `none`;
             for measuring where the policy looks, never for training
@@ -86,17 +86,17 @@ def make_signs(
     settings: SignsSettings,
     seed: int,
     *,
-    cache: Path | Literal["default"] | None = "default",
+    cache: Cache = "default",
     progress: Callable[[int, int], None] | None = None,
     workers: int = 1,
 ) -> Signs:
     """The first `count` scenes of a split, the classes in equal shares.
 
-    Scene i depends on seed, split, i and settings alone: neither their number nor that of the processes changes it.
+    Scene i depends on seed, split, i and settings only, not on count or workers.
 
-    split     train, val or test: three streams that share no scene
-    cache     folder to keep the scenes in; "default" is that of the program (files.cache_folder), None keeps them in memory only
-    progress  called with (scenes drawn, count) after each scene; not called when the cache has them all
+    split     train, val or test, which have no scene in common
+    cache     where the scenes are kept, see files.Cache; None: in memory only
+    progress  called with (scenes drawn, count) after each scene; not called if the scenes are in the cache
     workers   processes that draw; more than one needs a main module that can be imported
     """
     if split not in SPLITS:
@@ -110,14 +110,7 @@ def make_signs(
         "labels": ((count,), "<i8"),
         "boxes": ((count, 4), "<f4"),
     }
-    about = {
-        "world": "signs",
-        "drawing_version": DRAWING_VERSION,
-        "split": split,
-        "count": count,
-        "seed": seed,
-        "settings": asdict(settings),
-    }
+    about = Drawn("signs", DRAWING_VERSION, split, count, seed, asdict(settings))
     kept = kept_scenes(scenes, shapes, about, cache)
     return Signs(kept["images"], kept["labels"], kept["boxes"])
 
@@ -135,14 +128,14 @@ def _drawn(
     workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Image (3, H, W), label and box (4,) of each scene in turn. Nothing is drawn before the first is asked for."""
+    """Image (3, H, W), label and box (4,) of each scene in turn; drawing starts with the first one that is requested."""
     draw = partial(_draw_one, split, settings, seed)
 
     def in_order() -> Iterator[tuple[NDArray[np.uint8], Box | None]]:
         if workers == 1:
             yield from map(draw, range(count))
             return
-        # spawn: a fork would copy the locks of torch's threads
+        # spawn: a forked process would inherit the locks of torch's threads
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             stride = 32 * workers  # so that no more than this many scenes wait in memory to be written
             for start in range(0, count, stride):
@@ -160,7 +153,7 @@ def _drawn(
 def draw_scene(
     settings: SignsSettings, label: int, seed: int | np.random.SeedSequence
 ) -> tuple[NDArray[np.uint8], Box | None]:
-    """One road scene, and where its speed-limit sign is.
+    """One road scene, and the box of its speed-limit sign.
 
     label   index into CLASSES
     seed    decides everything else: the same settings, label and seed give the same pixels
@@ -177,8 +170,8 @@ def draw_scene(
     _draw_landscape(draw, ground, rng)
     for sign in signs:
         _draw_pole(draw, sign, ground, rng)
-    picture = picture.filter(ImageFilter.BoxBlur(0.4))  # softens the hard edges of what is not a sign
-    for sign in reversed(signs):  # the speed limit is the first, so it is drawn last and nothing covers it
+    picture = picture.filter(ImageFilter.BoxBlur(0.4))  # softens hard edges of everything but the signs
+    for sign in reversed(signs):  # the speed limit is first in the list, so it is drawn last and nothing covers it
         paste_face(picture, sign, rng)
     scene = _expose(picture, rng)
 
@@ -190,14 +183,14 @@ def draw_scene(
 
 
 def _place_signs(settings: SignsSettings, label: int, rng: np.random.Generator) -> list[Sign]:
-    """The speed limit first, if there is one, anywhere in the picture; then distractors that touch no other sign."""
+    """The speed limit first, if there is one; then distractors. Signs do not touch one another."""
     wanted = int(rng.integers(settings.distractors_max + 1))
     faces = [choose_distractor(rng) for _ in range(wanted)]
     if label > 0:
         faces.insert(0, speed_limit(CLASSES[label]))
     signs: list[Sign] = []
     for face in faces:
-        for _ in range(20):  # a small scene may have no room left: then it has one distractor less
+        for _ in range(20):  # a small scene may be full: then it has one distractor less
             radius_px = rng.uniform(settings.radius_min_px, settings.radius_max_px)
             # corners of other shapes reach further than a disc does, and none may leave the picture
             reach_px = radius_px * (1.0 if face.shape == "disc" else 1.15) + _MARGIN_PX
@@ -216,7 +209,7 @@ def _overlap(one: Sign, other: Sign) -> bool:
 
 
 class _Ground(NamedTuple):
-    """The lie of the land, in px: the road narrows from the lower edge to its vanishing point on the horizon."""
+    """The layout of the landscape in px: the road narrows from the lower edge to its vanishing point on the horizon."""
 
     height: int
     width: int
@@ -226,7 +219,7 @@ class _Ground(NamedTuple):
     road_half: float
 
     def road(self, depth: float) -> tuple[float, float, float]:
-        """Row, middle and half the width of the road at a depth from 0 (horizon) to 1 (lower edge)."""
+        """Row, centre column and half width of the road at a depth from 0 (horizon) to 1 (lower edge)."""
         y = self.horizon + depth * (self.height - self.horizon)
         return y, self.vanishing_x + depth * (self.road_x - self.vanishing_x), depth * self.road_half
 
@@ -243,7 +236,7 @@ def _lay_ground(settings: SignsSettings, rng: np.random.Generator) -> _Ground:
 
 
 def _vary(colour: Colour, rng: np.random.Generator, spread: int = 18) -> Colour:
-    """The colour a little lighter or darker, with a touch of another tint."""
+    """The colour slightly lighter or darker, with a slightly different tint."""
     light, *tints = rng.uniform(-1, 1, 4).tolist()
     red, green, blue = (round(part + spread * (light + tint / 3)) for part, tint in zip(colour, tints, strict=True))
     return (min(max(red, 0), 255), min(max(green, 0), 255), min(max(blue, 0), 255))
@@ -368,14 +361,14 @@ def _draw_pole(draw: ImageDraw.ImageDraw, sign: Sign, ground: _Ground, rng: np.r
 
 @lru_cache(maxsize=1)
 def _normal_quantiles() -> NDArray[np.float64]:
-    """(256,) What turns bytes that are all equally likely into a normal distribution."""
+    """(256,) table that maps uniformly distributed bytes to a normal distribution."""
     return np.array([NormalDist().inv_cdf((byte + 0.5) / 256) for byte in range(256)])
 
 
 def _expose(picture: Image.Image, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """The picture as a camera sees it: brighter or darker, tinted a little, with noise.
+    """The picture as a camera would record it: brighter or darker, slightly tinted, with noise.
 
-    By tables of bytes, which takes a quarter of the time of the same sums in floating point.
+    Computed with byte tables, which takes a quarter of the time of floating point.
     """
     gains = rng.uniform(0.78, 1.12) * rng.uniform(0.96, 1.04, 3)
     brighter = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()

@@ -31,9 +31,17 @@ from glancefocus.evaluation.figures import (
     reliability_figure,
     trade_off_figure,
 )
-from glancefocus.evaluation.page import gallery_sections
 from glancefocus.evaluation.report import write_report
-from glancefocus.evaluation.tables import budget_table, evenly, flat, percent, point_within, ranks, summary_tables
+from glancefocus.evaluation.tables import (
+    budget_table,
+    evenly,
+    flat,
+    gallery_sections,
+    percent,
+    point_within,
+    ranks,
+    summary_tables,
+)
 from glancefocus.evaluation.verdict import macs_words
 from glancefocus.exits.curve import Point
 
@@ -184,7 +192,9 @@ def test_what_comes_from_outside_is_text_and_never_markup(folder: Path) -> None:
     assert Page(gallery).links == [PICTURE, PICTURE]
 
 
-def test_the_page_says_what_was_measured_and_what_the_thresholds_give(small_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_the_page_states_what_was_measured_and_what_the_thresholds_achieve(
+    small_bundle: MakeBundle, tmp_path: Path
+) -> None:
     write_report(tmp_path, one_size(), small_bundle(), title="ten")
     text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Measured on signs, test: 10 images. Thresholds were chosen on signs, validation." in text

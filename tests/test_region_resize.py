@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glancefocus import resize
-from glancefocus.resize import antialiased
+from glancefocus import region as resize
+from glancefocus.region import antialiased
 
 SIZES = [
     ((2, 3, 224, 224), (96, 96)),
