@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def label(self) -> list[str]:
-        """The name of each answer; its number where the classes have no names."""
+        """The name of each answer; its number if the classes have no names."""
         return [self.name(index) for index in self.answer.tolist()]
 
     @property
