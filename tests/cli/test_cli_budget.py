@@ -17,7 +17,7 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import within_budget
-from glancefocus.exits.budget import geometric_within
+from glancefocus.exits.geometric import geometric_within
 from glancefocus.exits.record import LookRecord
 
 Run = Callable[..., Any]

@@ -7,22 +7,16 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadBudget, BadData, BadSetting
-from glancefocus.exits.budget import (
+from glancefocus.exits.budget import SOLVERS, aim_below, solve_at, solve_curve, solve_within
+from glancefocus.exits.geometric import (
     PAPER_RATIOS,
     RELEASED_RATIOS,
-    SOLVERS,
-    aim_below,
-    check_budget,
-    check_table,
     geometric_curve,
     geometric_shares,
     geometric_thresholds,
     geometric_within,
-    solve_at,
-    solve_curve,
-    solve_within,
 )
-from glancefocus.exits.table import LookTable
+from glancefocus.exits.table import LookTable, check_budget, check_table
 
 
 def table_of(score: NDArray[np.float32]) -> LookTable:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from glancefocus.exits.budget import solve_within
-from glancefocus.exits.forecast import cross_fitted, forecast_of_choosers, forecast_of_others, images_needed
+from glancefocus.exits.budget import cross_fitted, forecast_of_choosers, forecast_of_others, images_needed, solve_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 
