@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def out_of_looks(self) -> Tensor:
-        """(N,) the opposite of sure: no look, or no time, was left."""
+        """(N,) True: the score was never above a threshold, until no look, or no time, was left."""
         return ~self.sure
 
     @property
