@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two OpenMP threads beside other work are far slower than one, so the parallel test runner gets one thread a worker.
 TEST_THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test check format lint types clean environment-litert environment-executorch
+.PHONY: setup demo test check docs format lint types clean environment-litert environment-executorch
 
 setup: $(VENV)/.ready
 
@@ -30,7 +30,11 @@ test: setup
 	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS:%=--ignore=%)
 	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS)
 
-check: lint types test
+# The site, into site/. Broken links, missing pages and public names without a docstring fail.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+check: lint types docs test
 
 # Phone runtimes do not install beside our pins: each gets an environment of its own, see docs/export.md.
 environment-litert environment-executorch: environment-%:
@@ -42,4 +46,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-litert .venv-executorch build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-litert .venv-executorch build dist site .pytest_cache .mypy_cache .ruff_cache

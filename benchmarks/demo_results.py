@@ -39,12 +39,30 @@ def table_of(results: list[dict[str, Any]], object_name: str = "sign") -> str:
 
 def summary_of(results: list[dict[str, Any]]) -> str:
     ratios = [r["mac_ratio_at_backbone_accuracy"] for r in results]
-    told = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
+    shown = " / ".join("not reached" if ratio is None else f"{ratio:.1f}" for ratio in ratios)
     seconds = " / ".join(f"{r['seconds']:.0f}" for r in results)
     return (
         f"The same backbone on the whole image: {percent([r['backbone_accuracy'] for r in results])} % with "
-        f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {told}. "
+        f"{results[0]['backbone_macs'] / 1e6:.1f}M multiply-adds. Times fewer multiply-adds at that accuracy or more: {shown}. "
         f"Seconds for everything: {seconds}."
+    )
+
+
+def readme_table(verdict: dict[str, Any]) -> str:
+    """Accuracy, multiply-adds and milliseconds of the plain backbone, of smaller images, and of glancefocus."""
+    ours = next(point for point in verdict["points"] if point["kind"] == "glancefocus")
+    shown = [p for p in verdict["points"] if p["kind"] != "resized" or p["mean_macs"] >= ours["mean_macs"]]
+    rows = [["", "accuracy, %", "multiply-adds, millions", "milliseconds"]]
+    for point in shown:
+        name = f"**{point['name']}**" if point is ours else point["name"]
+        numbers = [f"{100 * point['accuracy']:.1f}", f"{point['mean_macs'] / 1e6:.1f}", f"{point['mean_ms']:.2f}"]
+        rows.append([name, *numbers])
+    return (
+        f"{markdown_table(rows)}\n\n"
+        f"The demo's network on {verdict['images']:,} held-out scenes, beside the same backbone on resized scenes and the best "
+        "cascade of these. "
+        f"Milliseconds: median for one image at a time ({verdict['device']}); for batches, other runtimes and larger networks see "
+        "[Run it fast](docs/fast.md). All measurements, with their commands, are in [Results](docs/results.md)."
     )
 
 
@@ -52,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--name", default="demo", help="the section's name")
-    parser.add_argument("--title", default="The demo: `signs`, from nothing to an adaptive network")
+    parser.add_argument("--title", default="The demo: `signs`, from random initialisation to an adaptive network")
     parser.add_argument("--command", default="gf demo")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--readme", type=Path)
@@ -73,7 +91,8 @@ def main() -> None:
         start, end = markers(options.name)
         before, _, rest = options.readme.read_text(encoding="utf-8").partition(start)
         after = rest.partition(end)[2]
-        options.readme.write_text(f"{before}{start}\n{body}\n{end}{after}", encoding="utf-8")
+        table = readme_table(results[0]["verdict"])
+        options.readme.write_text(f"{before}{start}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

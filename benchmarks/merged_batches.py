@@ -1,4 +1,4 @@
-"""A stream of small batches of which half leaves at the glance: images a second when the rest looks on alone, and together.
+"""A stream of small batches of which half leaves at the glance: images a second batch by batch, and with undecided images pooled.
 
 python benchmarks/merged_batches.py --bundle demo/run/bundle
 python benchmarks/merged_batches.py --preset gf-mobilenetv3-large-100-96 --batches 4 8
@@ -82,7 +82,7 @@ def agreement(answers: dict[str, Outcome]) -> dict[str, int]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     cells = [
-        ["batch", "images/s alone", "images/s together", "times faster", "slowest to fastest round", "other answers"]
+        ["batch", "images/s alone", "images/s pooled", "times faster", "slowest to fastest round", "other answers"]
     ]
     for row in rows:
         cells.append(
@@ -112,16 +112,16 @@ def network(bundle: Path | None, preset: str, images: int) -> tuple[GlanceFocus,
 
 def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(description="Small batches that look on alone, and together.")
+    parser = argparse.ArgumentParser(description="Small batches, one by one and with undecided images pooled.")
     parser.add_argument("--bundle", type=Path, help="a trained network")
     parser.add_argument(
         "--preset", default="gf-mobilenetv3-large-100-96", help="a network of `gf models`, without a bundle"
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 8, 16], help="images in a batch of the stream")
-    parser.add_argument("--full-batch", type=int, default=32, help="rows that look closer together")
+    parser.add_argument("--full-batch", type=int, default=32, help="rows of a pooled batch")
     parser.add_argument("--images", type=int, default=256, help="in the stream")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds; both ways once in each")
-    parser.add_argument("--runtime", choices=RUNTIMES, default="eager", help="who computes")
+    parser.add_argument("--runtime", choices=RUNTIMES, default="eager", help="inference backend")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--write", type=Path, help="put the table into this file, such as docs/results.md")
@@ -138,15 +138,16 @@ def main(arguments: list[str] | None = None) -> None:
         )
         body = (
             f"{name}, in the runtime {chosen.runtime}, a stream of {chosen.images} images in small batches. Half of them leave at "
-            f"the glance, the rest takes all of {net.settings.looks} looks: batch by batch, or together with the rest of other "
-            f"batches in batches of about {chosen.full_batch} (`merge=True`, `predict_stream`, `gf predict --merge-batches`). "
+            f"the glance, the others take all of {net.settings.looks} looks: batch by batch, or pooled with the undecided images "
+            f"of other batches into batches of about {chosen.full_batch} (`merge=True`, `predict_stream`, "
+            "`gf predict --merge-batches`). "
             f"Medians of {chosen.rounds} rounds in which both take turns; times faster is taken within each round. Other answers: "
             f"images that got another answer or another number of looks.\n\n{table(rows)}"
         )
         write_section(
             chosen.write,
             "merged_batches",
-            title="Small batches that look on together",
+            title="Pooled batches",
             command=shlex.join(["python", "benchmarks/merged_batches.py", *words]),
             machine=machine(chosen.threads),
             body=body,

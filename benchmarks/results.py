@@ -9,7 +9,7 @@ HEAD = "# Measured results\n\nEach section was written by the command that it na
 
 
 def machine(threads: int | None = None) -> str:
-    """Where it was measured, in one line: processor, cores, how torch's threads wait where somebody said it, versions."""
+    """Where it was measured, in one line: processor, cores, how torch's threads wait if that is set, versions."""
     import torch
 
     parts = [f"{processor()}, {os.cpu_count()} core{'s' if os.cpu_count() != 1 else ''}"]
@@ -23,10 +23,10 @@ def machine(threads: int | None = None) -> str:
 def processor() -> str:
     """The processor's model name, where the system tells it."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        told = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", told, flags=re.MULTILINE)
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 

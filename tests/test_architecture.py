@@ -1,4 +1,4 @@
-"""Imports point down only, in the layers of docs/architecture.md, and no module is a drawer."""
+"""Imports point down only, in the layers of docs/contributing.md, and no module is a drawer."""
 
 import ast
 from pathlib import Path
@@ -79,7 +79,7 @@ def layer_of(module: str) -> int:
     for number, (parts, _) in enumerate(LAYERS):
         if part_of(module) in parts:
             return number
-    raise AssertionError(f"{module} is in no layer. Put it into one, here and in docs/architecture.md.")
+    raise AssertionError(f"{module} is in no layer. Put it into one, here and in docs/contributing.md.")
 
 
 @pytest.mark.parametrize("module", modules())
@@ -114,6 +114,9 @@ def test_every_module_opens_with_a_sentence_on_what_it_is_for() -> None:
 
 
 def test_no_module_is_longer_than_400_lines() -> None:
-    assert {
-        name for name, path in modules().items() if len(path.read_text(encoding="utf-8").splitlines()) > 400
-    } == set()
+    # predict.py is copied into exported folders as it is, so it must be one file that imports nothing else of this project.
+    allowed = {"glancefocus.export.standalone.predict"}
+    known = modules()
+    long = {name for name, path in known.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400}
+    assert long == allowed
+    assert all(imports(known[name]) == set() for name in allowed)

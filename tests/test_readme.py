@@ -1,6 +1,7 @@
-"""What the README shows, runs: its commands one after the other, in a folder that holds what `gf demo` leaves behind.
+"""The examples in README and in the pages under docs/ run, page by page, in a folder that holds what `gf demo` leaves behind.
 
-The demo's network is a tiny one here. Commands that are not run are listed with the reason; at least every word of them exists.
+The demo's network is a tiny one here, and training commands get cheap settings. Examples that are not run are listed with the
+reason; their options are still checked.
 """
 
 import importlib.util
@@ -13,9 +14,11 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from PIL import Image
 
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
@@ -24,33 +27,75 @@ from glancefocus.data.clips import read_clip
 from glancefocus.training.recipes import train_settings
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|console)( runnable)?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 LOOKS_OF_THE_DEMO = 4
 
 NOT_RUN = {
     r"pip install ": "it would change the environment of the tests",
+    r"make check": "it runs these tests",
     r"gf demo$": "a smaller one has been run before the first command",
-    r"gf train ": "it trains for minutes to days, on data that is not here; tests/training runs tiny trainings",
-    r"gf predict \S+ --camera 0$": "there may be no camera; tests/test_cli_predict.py has a made-up one",
+    r"gf train .*--preset gf-mobilenet": "the paper's settings take days",
+    r"gf train photos/ --(quick|backbone|patch-px)": "like the first command on photos/; tests/training trains with such options",
+    r"gf train (signs --preset|gestures)": "tests/training trains such networks",
+    r"gf train something-something": "the data is not here",
+    r"gf train signs --height-px 960": "it takes an hour and 20 GB",
+    r"gf bench gf-resnet50-96": "a large network; tests/bench has small ones",
+    r"gf bench .* --all": "it takes minutes; tests/bench measures a part of it",
+    r"gf predict \S+ --camera 0$": "there may be no camera; the tests of the command have a made-up one",
+    r"bundle\.push_to_hub": "it needs an account; the tests of the hub have a server of their own",
 }
-"""Commands that are read only, as patterns, with the reason."""
+"""Commands, and beginnings of Python examples, that are read only, as patterns, with the reason."""
+
+TINY = "--height-px 128 --width-px 128 --batch-size 8 --rivals none" + "".join(
+    f" --set {stage}.epochs=1" for stage in ("backbone", "glance", "recognise", "aim")
+)
+CHEAPER = {
+    r"gf train photos/ --resume": "",
+    r"gf train (photos|clips)/": f"--weights none --backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 {TINY}",
+    r"gf train signs": f"--backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 --scenes 24 24 24 {TINY}",
+    r"gf export .* --int8": "--max-drop 100",
+}
+"""Options that make a command cheap enough for a test, for the first pattern that fits; its own options come first."""
 
 # Runtimes keep threads of their own, which do not go well with those of other tests.
-IN_A_PROCESS_OF_ITS_OWN = r"^gf bench |^gf export | --runtime "
+IN_A_PROCESS_OF_ITS_OWN = r"^gf bench |^gf export | --runtime |^python "
+NEEDS_A_PROCESS_OF_ITS_OWN = r"onnxruntime|runtime="
 
 
-def commands(text: str) -> list[str]:
-    """The commands of a console block, with lines that end in a backslash joined."""
-    return [line[2:] for line in text.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
+def examples(page: Path) -> list[tuple[str, str]]:
+    """(python or console, text) of every example of a page; a console block gives one for each command."""
+    found = []
+    text = page.read_text(encoding="utf-8")
+    for kind, block in re.findall(r"^```(python|console)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        if kind == "python":
+            found.append((kind, block))
+        else:
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(kind, re.sub(r"\s+", " ", line[2:])) for line in lines if line.startswith("$ ")]
+    return found
 
 
-SNIPPETS = [text for kind, runnable, text in BLOCKS if kind == "python" and runnable]
-COMMANDS = [line for kind, _, text in BLOCKS if kind == "console" for line in commands(text)]
+EXAMPLES = {name: examples(page) for name, page in PAGES.items()}
+COMMANDS = sorted({text for page in EXAMPLES.values() for kind, text in page if kind == "console"})
 
 
-def reason_not_to_run(command: str) -> str | None:
-    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command)), None)
+def reason_not_to_run(example: str) -> str | None:
+    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, example)), None)
+
+
+def cheap(command: str) -> str:
+    """The command with options that make it cheap, in place of those that make it expensive."""
+    more = next((words for pattern, words in CHEAPER.items() if re.match(pattern, command)), "")
+    command = re.sub(r"--backbone \S+", "--backbone test_resnet", command)
+    words = shlex.split(more)
+    for option in re.findall(r"--[a-z-]+", command):
+        if option in words and option != "--set":
+            place = words.index(option)
+            following = next((n for n, word in enumerate(words) if n > place and word.startswith("--")), len(words))
+            del words[place:following]
+    return " ".join([command, *words])
 
 
 def tiny_demo() -> object:
@@ -72,76 +117,40 @@ def place(
     make_video: Callable[..., Path],
     official: types.ModuleType,
 ) -> Iterator[Path]:
-    """A folder after `gf demo`, with the checkpoint and the clips that the README names."""
-    folder = tmp_path_factory.mktemp("readme")
+    """A folder after `gf demo`, with the pictures, the clips and the checkpoint that the pages name."""
+    folder = tmp_path_factory.mktemp("examples")
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(folder)
         patch.setattr("glancefocus.cli.demo.demo_settings", lambda seed: tiny_demo())
         assert run("gf demo") == 0
+        patch.undo()
+        patch.setenv("GLANCEFOCUS_CACHE", str(tmp_path_factory.mktemp("cache")))
         torch.save(official.checkpoint("mobilenetv3_large_100_96"), folder / "gfnet_mobilenetv3.pth.tar")
         small_bundle(frames=4, classifier="cascaded").save(folder / "runs" / "gestures" / "bundle")
         clip = make_video(folder / "clip.mp4", frames=6)
         (folder / "folder-of-frames").mkdir()
         for number, picture in enumerate(read_clip(clip, 6, lambda picture: picture).frames):
             picture.save(folder / "folder-of-frames" / f"{number}.png")
+        write_pictures(folder / "photos")
+        for number in range(12):
+            kind = folder / "clips" / ("wave" if number % 2 else "nod")
+            kind.mkdir(parents=True, exist_ok=True)
+            make_video(kind / f"{number}.mp4", frames=8 + number)
         yield folder
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_the_readme_has_what_this_file_tests() -> None:
-    assert len(SNIPPETS) >= 4
-    assert len([command for command in COMMANDS if reason_not_to_run(command) is None]) >= 20
-    assert "<!-- results:demo:start -->" in README
-    for pattern in NOT_RUN:
-        assert any(re.match(pattern, command) for command in COMMANDS), f"no command is like {pattern}"
-
-
-def test_thresholds_in_the_readme_are_as_many_as_the_demos_network_needs() -> None:
-    assert train_settings("signs").network.looks == LOOKS_OF_THE_DEMO
-
-
-def test_make_has_what_the_readme_names() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(re.findall(r"^    make (\w+)", README, flags=re.MULTILINE)) <= set(targets)
-
-
-def test_the_demo_leaves_a_bundle_a_report_and_scenes_where_the_readme_says(place: Path) -> None:
-    bundle = gf.load(place / "runs" / "signs" / "bundle")
-    assert (place / "demo" / "report.html").exists()
-    scenes = sorted(path.relative_to(place / "demo" / "scenes") for path in (place / "demo" / "scenes").rglob("*.png"))
-    assert {path.parts[0] for path in scenes} == set(bundle.classes)
-    assert all(path.name in ("1.png", "2.png", "3.png", "4.png") for path in scenes)
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_a_python_snippet_runs(snippet: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    exec(compile(snippet, "README.md", "exec"), {})
-
-
-def test_the_commands_run_one_after_the_other(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place)
-    for command in COMMANDS:
-        if reason_not_to_run(command) is not None:
-            continue
-        if command.startswith("python ") or re.search(IN_A_PROCESS_OF_ITS_OWN, command):
-            words = shlex.split(command)[1:]
-            words = words if command.startswith("python ") else ["-m", "glancefocus.cli.main", *words]
-            done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-            continue
-        line, _, redirected = command.partition(" < ")
-        if redirected:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(redirected).read_bytes())))
-        code = run(line)
-        out, err = capsys.readouterr()
-        assert code == 0, f"{command}: {out}{err}"
-        assert out or " -o " in command, command
-        assert "Traceback" not in err
+def write_pictures(folder: Path) -> None:
+    """A folder for each of three classes, whose pictures have a colour of their own."""
+    noise = np.random.default_rng(0)
+    for channel, name in enumerate(("red", "green", "blue")):
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = noise.integers(0, 120, (140, 150, 3), dtype=np.uint8)
+            pixels[..., channel] += 100
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
 
 
 def run(line: str) -> int:
@@ -152,8 +161,94 @@ def run(line: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_the_pages_have_the_examples_that_this_file_tests() -> None:
+    run_here = [text for page in EXAMPLES.values() for _, text in page if reason_not_to_run(text) is None]
+    assert len(run_here) >= 45
+    for page in (
+        "README.md",
+        "docs/index.md",
+        "docs/train.md",
+        "docs/budgets.md",
+        "docs/video.md",
+        "docs/fast.md",
+        "docs/export.md",
+    ):
+        assert any(reason_not_to_run(text) is None for _, text in EXAMPLES[page]), f"{page} has no example that is run"
+    every = [text for page in EXAMPLES.values() for _, text in page]
+    for pattern in (*NOT_RUN, *CHEAPER):
+        assert any(re.match(pattern, text) for text in every), f"no example is like {pattern}"
+
+
+def test_thresholds_in_the_examples_are_as_many_as_the_demos_network_needs() -> None:
+    assert train_settings("signs").network.looks == LOOKS_OF_THE_DEMO
+
+
+def test_make_has_the_targets_that_the_pages_name() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = {
+        word
+        for page in PAGES.values()
+        for word in re.findall(r"^    make (\w+) ", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named
+    assert named <= set(targets)
+
+
+def test_the_demo_leaves_a_bundle_a_report_and_scenes_where_the_pages_say(place: Path) -> None:
+    bundle = gf.load(place / "runs" / "signs" / "bundle")
+    assert (place / "demo" / "report.html").exists()
+    scenes = sorted(path.relative_to(place / "demo" / "scenes") for path in (place / "demo" / "scenes").rglob("*.png"))
+    assert {path.parts[0] for path in scenes} == set(bundle.classes)
+    assert all(path.name in ("1.png", "2.png", "3.png", "4.png") for path in scenes)
+
+
+ALREADY_RUN: set[str] = set()
+"""Pages repeat a few examples; each is run once in a process."""
+
+
+@pytest.mark.parametrize("page", [name for name, found in EXAMPLES.items() if found])
+def test_the_examples_of_a_page_run_one_after_the_other(
+    page: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    for kind, text in EXAMPLES[page]:
+        if reason_not_to_run(text) is not None or text in ALREADY_RUN:
+            continue
+        ALREADY_RUN.add(text)
+        if kind == "python":
+            run_python(text, page)
+        else:
+            run_command(cheap(text), monkeypatch, capfd)
+
+
+def run_python(text: str, page: str) -> None:
+    if re.search(NEEDS_A_PROCESS_OF_ITS_OWN, text):
+        finished = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        assert finished.returncode == 0, f"{page}: {text}\n{finished.stderr}"
+    else:
+        exec(compile(text, page, "exec"), {})
+
+
+def run_command(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    line, _, redirected = command.partition(" < ")
+    if re.search(IN_A_PROCESS_OF_ITS_OWN, command):
+        words = shlex.split(line)[1:]
+        words = words if command.startswith("python ") else ["-m", "glancefocus", *words]
+        finished = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+        assert finished.returncode == 0, f"{command}: {finished.stdout}{finished.stderr}"
+        return
+    if redirected:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(redirected).read_bytes())))
+    AcceleratorState._reset_state(reset_partial_state=True)
+    code = run(line)
+    out, err = capfd.readouterr()
+    assert code == 0, f"{command}: {out}{err}"
+    assert out or err or " -o " in command, command
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gf ")])
-def test_every_word_of_a_command_exists(command: str) -> None:
+def test_every_option_of_a_command_exists(command: str) -> None:
     words = shlex.split(command.partition(" < ")[0])[1:]
     if words != ["--help"]:
         app.parse_args(words, exit_on_error=False, print_error=False)
@@ -163,24 +258,67 @@ def test_the_sentence_for_a_missing_file_is_the_one_shown(place: Path, monkeypat
     monkeypatch.chdir(place)
     with pytest.raises(gf.GlancefocusError) as caught:
         gf.load("runs/signs/bundle").predict("missing.jpg")
-    assert f"gf: {caught.value}" in README
+    for page in ("README.md", "docs/predict.md"):
+        assert f"gf: {caught.value}" in PAGES[page].read_text(encoding="utf-8")
 
 
-def test_files_that_the_documents_link_to_exist() -> None:
-    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+def test_the_readme_has_one_table_with_accuracy_multiply_adds_and_milliseconds() -> None:
+    text = PAGES["README.md"].read_text(encoding="utf-8")
+    table = text.partition("<!-- results:demo:start -->")[2].partition("<!-- results:demo:end -->")[0]
+    head = next(line for line in table.splitlines() if line.startswith("|"))
+    assert [word in head for word in ("accuracy", "multiply-adds", "milliseconds")] == [True] * 3
+    assert "| **glancefocus** |" in table
+
+
+def test_files_that_the_pages_link_to_exist() -> None:
+    for document in PAGES.values():
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 def test_what_faithfulness_names_exists() -> None:
-    text = (ROOT / "docs" / "faithfulness.md").read_text(encoding="utf-8")
-    named, file = 0, ""
-    for path, test in re.findall(r"`([\w/]*\.py)?::(test_\w+)`", text):
-        file = path or file
-        assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file} has no {test}"
-        named += 1
-    assert named > 30
-    for path, names in re.findall(r"`([\w/]+\.py): ([\w.]+)`", text):
-        found = [p for p in (ROOT / "src" / "glancefocus").rglob("*.py") if str(p).endswith(f"/{path}")]
-        assert found, path
-        assert names.rpartition(".")[2] in found[0].read_text(encoding="utf-8"), f"{path} has no {names}"
+    """`package: name` is in that package or module, `test_...` is a test, `.../test_....py` is a file of tests."""
+    text = PAGES["docs/faithfulness.md"].read_text(encoding="utf-8")
+    source = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src" / "glancefocus").rglob("*.py")}
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    names = re.findall(r"`(\w+): ([\w.]+)`", text)
+    assert len(names) > 50
+    for package, name in names:
+        inside = [
+            (path, code)
+            for path, code in source.items()
+            if path.relative_to(ROOT / "src" / "glancefocus").parts[0] in (package, f"{package}.py")
+        ]
+        word = name.rpartition(".")[2]
+        found = [path for path, code in inside if path.stem == word or re.search(rf"\b{word}\b", code)]
+        assert found, f"there is no {name} in {package}"
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) > 30
+    for name in named:
+        assert f"def {name}(" in tests, f"there is no test {name}"
+    for path in re.findall(r"`((?:\w+/)?test_\w+\.py)`", text):
+        assert (ROOT / "tests" / path).exists(), path
+
+
+def test_files_that_the_pages_on_the_code_name_exist() -> None:
+    """Files and folders in backticks, and `name` in `file`; so that the pages follow the code."""
+    for page in ("docs/contributing.md", "docs/security.md", "docs/how-it-works.md"):
+        text = PAGES[page].read_text(encoding="utf-8")
+        for other in ("`predict.py`", "`site/`"):  # of an exported folder; made by `make docs`
+            text = text.replace(other, "")
+        for path in re.findall(r"`((?:[\w.]+/)*\w+\.py|(?:src|tests|benchmarks|environments)/[\w/]*|\w+/)`", text):
+            places = (ROOT / path, ROOT / "src" / "glancefocus" / path)
+            assert any(file.exists() for file in places), f"{page} names {path}"
+        for name, path in re.findall(r"`(\w+)`(?: and to `\w+`)? (?:in|of|\()\s?`([\w/]+\.py)`", text):
+            source = (ROOT / "src" / "glancefocus" / path).read_text(encoding="utf-8")
+            assert re.search(rf"\b{name}\b", source), f"{path} has no {name}, which {page} names"
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        (path, page) for path in files for page in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    for path, page in named:
+        assert (ROOT / page).exists(), f"{path.name} names {page}"

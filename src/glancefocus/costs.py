@@ -43,6 +43,7 @@ class Costs:
 
     @property
     def looks(self) -> int:
+        """Largest number of looks, the glance included."""
         return len(self.classifier_macs)
 
     @functools.cached_property

@@ -32,6 +32,7 @@ class Aim:
     log_prob: Tensor | None = None
 
     def keep(self, rows: Tensor) -> "Aim":
+        """The aim of these rows, (K,) int64 or a mask (B,)."""
         return Aim(
             where=self.where[rows],
             candidate=_rows(self.candidate, rows),
@@ -52,6 +53,7 @@ class Aim:
 
     @property
     def count(self) -> int:
+        """Number of rows."""
         return int(self.where.shape[0])
 
 
@@ -88,6 +90,7 @@ class Look:
 
     @property
     def count(self) -> int:
+        """Number of rows that are still looked at."""
         return int(self.logits.shape[0])
 
     @functools.cached_property

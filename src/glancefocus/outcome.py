@@ -30,6 +30,8 @@ class Outcome:
     where       (N, T - 1, 2) as (y, x) in [0, 1]; NaN for looks that were not taken
     candidate   (N, T - 1) number of the candidate view of each focus look; -1 for looks that were not taken
     answer_after, confidence_after  (N, T) after each look; -1 and NaN for looks that were not taken
+    classes     a name for each class; None if the classes have no names
+    costs       multiply-adds of every part; None if unknown
     aims_first  the policy aimed before the image could stop, and this cost is counted
     thresholds  the score had to be above this to stop after each look; None if unknown
     score       the score that is compared with them: confidence, entropy, ...
@@ -63,11 +65,12 @@ class Outcome:
 
     @property
     def out_of_looks(self) -> Tensor:
+        """(N,) True: the score was never above a threshold, until no look, or no time, was left."""
         return ~self.sure
 
     @property
     def label(self) -> list[str]:
-        """The name of each answer; its number where the classes have no names."""
+        """The name of each answer; its number if the classes have no names."""
         return [self.name(index) for index in self.answer.tolist()]
 
     @property

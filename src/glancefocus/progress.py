@@ -13,6 +13,11 @@ Progress = Callable[[str, int, int], None]
 """Called with a description of the work, how much of it is done, and how much there is in all."""
 
 
+def progress_of(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
+    """The callback for one piece of work, called with (done, total); None if progress is not reported."""
+    return None if progress is None else lambda done, total: progress(what, done, total)
+
+
 class ProgressBars:
     """One bar with the time left for each description, on a terminal; nothing is shown elsewhere. A context manager.
 

@@ -34,6 +34,7 @@ Box = tuple[int, int, int, int]
 class Region:
     """One region of each image of a batch: the same view of all images, each at its own place.
 
+    view   extent and resolution
     where  (B, 2) in [0, 1] as (y, x): 0 puts the square against the top or left edge, 1 against the bottom or right, so it never
            leaves the image; None where the view covers the whole image
     """

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ from glancefocus.values import BatchSize, Milliseconds, checked
 class Bundle:
     """A trained network, ready to predict.
 
+    net         the network, in whichever runtime it is used
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
     thresholds  one for each look (with several patch sizes a list of them for each look), used by predict; None: take every look
@@ -89,14 +91,17 @@ class Bundle:
 
     @property
     def network(self) -> GlanceFocus:
+        """Another name of `net`."""
         return self.net
 
     @property
     def settings(self) -> NetworkSettings:
+        """The settings of the network: sizes, looks, view."""
         return self.net.settings
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return next(self.net.parameters()).device
 
     def to(self, device: str | torch.device) -> "Bundle":
@@ -193,12 +198,10 @@ class Bundle:
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
         sources = predicting.listed(pictures, self.settings.frames)
-        viewed = map(self._viewed, sources)
+        viewed = map(partial(predicting.viewed, self), sources)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
-            batches = predicting.cut(
-                list(viewed), batch_size
-            )  # all are read first; then they share the time that is left
+            batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
             shares = predicting.shared_time(ends_at, len(batches))
             return predicting.joined(predicting.run_apart(self, batches, rule, shares))
         if merge is None:
@@ -226,14 +229,14 @@ class Bundle:
                     To skip unreadable files, read each with view, which raises BadImage, and pass on what it returns.
         batch_size  pictures glanced at together; fewer if they are large
         full_batch, wait_ms  see stream.look_at_stream
-        deadline_ms for each batch: when time is up, its pictures get the best answers so far
+        deadline_ms  for each batch: when time is up, its pictures get the best answers so far
         merge       pool the undecided pictures of several batches; the answers are the same. None: if there is no deadline
         stopping    thresholds, looks, budget_macs or budget_ms, see exit_rule
         """
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = (None if picture is None else self._viewed(picture) for picture in pictures)
+        viewed = map(partial(predicting.arrived, self), pictures)  # a generator would keep the last picture in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -261,9 +264,6 @@ class Bundle:
     def least_px(self) -> int:
         """Side of the largest patch; smaller pictures are upscaled until it fits."""
         return predicting.least_px(self.settings)
-
-    def _viewed(self, picture: Picture | Viewed) -> Viewed:
-        return picture if isinstance(picture, Viewed) else self.view(picture)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""

@@ -1,6 +1,6 @@
 """Opens a data set by its source: class folders, a CSV of path and label, a published set of clips, or a built-in world's name."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
 from glancefocus.data.views import AugmentSettings
 from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadSetting, UnknownName
-from glancefocus.progress import Progress
+from glancefocus.progress import Progress, progress_of
 from glancefocus.settings import ViewSettings, check_fields, from_plain
 from glancefocus.values import (
     LONGEST_CLASS_NAME,
@@ -255,17 +255,13 @@ def _read_rows(path: Path, medium: Medium, remarks: list[str] | None = None) -> 
 
 def _held(split: FileSplit, name: str, settings: DataSettings, medium: Medium, progress: Progress | None) -> Split:
     """The split in memory, if that is requested or takes little; training pictures so that each epoch can crop them anew."""
-    report = None if progress is None else _named(progress, f"reading {name}")
+    report = progress_of(progress, f"reading {name}")
     if settings.in_memory:
         return split.in_memory(report)
     fits = held_bytes(len(split), split.view, settings.augment) <= settings.hold_mib << 20
     if medium.noun != "images" or split.view.fit == "whole" or not fits:
         return split
     return hold(split, report) if name == "train" else split.in_memory(report)
-
-
-def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(what, done, total)
 
 
 MOST_WORLD_BYTES = 50_000_000_000

@@ -271,7 +271,8 @@ def _checked_about(about: Any, packed_bytes: int) -> About:
     for name, kind in kinds.items():
         if not isinstance(about.get(name), kind) or isinstance(about.get(name), bool):
             raise ValueError(f"`{name}` is missing or of the wrong kind")
-    checked = About(**{name: about[name] for name in kinds})
+    fields: dict[str, Any] = {name: about.get(name) for name in kinds}
+    checked = About(**fields)
     if checked.format != FORMAT:
         raise ValueError(f"it has the format {checked.format}, and this version reads {FORMAT}")
     if not all(isinstance(name, str) for name in checked.classes):

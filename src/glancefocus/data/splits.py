@@ -5,6 +5,7 @@ import functools
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -211,6 +212,8 @@ def _end_workers_at_exit() -> None:
     """
 
     def kill() -> None:
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report the killed workers
         for child in multiprocessing.active_children():
             if child.daemon:
                 child.kill()

@@ -103,6 +103,10 @@ class Runner(Protocol):
 class GlanceFocus(nn.Module):
     """Glance encoder, focus encoder, classifier and policy, and the runner that computes them.
 
+    settings       sizes, number of looks, backbone: everything that describes the network besides its weights
+    glance_encoder, focus_encoder  views to feature maps and vectors
+    classifier     vectors of all looks so far to an answer
+    policy         a feature map to the next place
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
     light_weights  whether that runtime rounds weights
     """

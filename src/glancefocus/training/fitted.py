@@ -1,7 +1,7 @@
 """A recipe fitted to your own data: sizes, batch, learning rates, augmentation and epochs.
 
 The paper's numbers are for 1.3 million images and many GPUs; they stay with the paper's presets. The numbers here were chosen on
-validation images of small sets of photographs, see docs/first-run.md.
+validation images of small sets of photographs, see docs/train.md.
 """
 
 import random

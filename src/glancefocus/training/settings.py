@@ -228,7 +228,7 @@ class TrainSettings:
     rivals   what the run is compared with at its end: the backbone on resized images without further training (as-is), or also
              fine-tuned at two smaller sizes with the epochs of the stage backbone (tuned)
     keep_statistics   batch norms keep the mean and variance of their pretrained weights, and are not updated: those of a few
-                      images are too noisy, see docs/first-run.md
+                      images are too noisy, see docs/train.md
     keep_glances_mib  glances of a frozen encoder at images that are not augmented are encoded once per stage and kept, if all of
                       them fit into this much memory; 0: encoded with every batch
     """

@@ -1,6 +1,6 @@
 """Built-in worlds: data sets that are drawn from a seed, opened by name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glancefocus.data.splits import MemorySplit, Split
@@ -9,7 +9,7 @@ from glancefocus.data.worlds.gestures import GesturesSettings, make_gestures
 from glancefocus.data.worlds.signs import CLASSES as SIGNS_CLASSES
 from glancefocus.data.worlds.signs import SignsSettings, make_signs
 from glancefocus.errors import BadData
-from glancefocus.progress import Progress
+from glancefocus.progress import Progress, progress_of
 from glancefocus.settings import ViewSettings
 
 __all__ = ["WORLDS", "GesturesSettings", "SignsSettings", "World", "open_world", "world_classes"]
@@ -46,14 +46,10 @@ def open_world(world: World, view: ViewSettings, frames: int, progress: Progress
             f"Draw them with --set data.gestures.frames={frames}."
         )
     for name, count in zip(("train", "val", "test"), world.scenes, strict=True):
-        report = None if progress is None else _named(progress, f"drawing {name} scenes")
+        report = progress_of(progress, f"drawing {name} scenes")
         if of_clips:
             drawn = make_gestures(name, count, world.gestures, world.seed, progress=report)
             yield name, MemorySplit(drawn.clips, drawn.labels, view, boxes=drawn.boxes, shift_px=world.shift_px)
         else:
             made = make_signs(name, count, world.signs, world.seed, progress=report)
             yield name, MemorySplit(made.images, made.labels, view, boxes=made.boxes, shift_px=world.shift_px)
-
-
-def _named(progress: Progress, what: str) -> Callable[[int, int], None]:
-    return lambda done, total: progress(what, done, total)
