@@ -36,7 +36,7 @@ def look_with(confidence: Sequence[float], number: int = 1, rows: Sequence[int] 
         logits=logits,
         vector=torch.zeros(count, 4),
         map=torch.zeros(count, 4, 1, 1),
-        candidate=GLANCE,
+        candidate=GLANCE if number == 1 else 0,
         memory=torch.zeros(count, 4),
     )
 

@@ -328,7 +328,7 @@ ARRAYS: list[Callable[[], Any]] = [
 @pytest.fixture(scope="module")
 def record_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("record") / "val"
-    about = RecordAbout("net", "data", "photos", "val", 6, 3, (32,))
+    about = RecordAbout("net", "data", "photos", "val", 6, 3, ("32",))
     scores = np.full((6, 3), 0.5, np.float32)
     with writing_record(folder, about) as writer:
         writer.add(np.zeros(6), confidence=scores, entropy=scores, value=scores, answer=np.zeros((6, 3)))

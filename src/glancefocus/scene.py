@@ -71,7 +71,7 @@ class ImageBatch:
             if self.normalise_by is None:
                 return shrink(self._kept(), seen.px, seen.resize)
             return shrink_pixels(self._kept(), seen.px, seen.resize, self.normalise_by)
-        extent_px = seen.extent_px(*self.images.shape[-2:])
+        extent_px = seen.extent if isinstance(seen.extent, int) else seen.extent_px(*self.images.shape[-2:])
         covered = self._normalised(crop(self.images, region.where, extent_px, self.rows))
         return covered if extent_px == seen.px else resized(covered, (seen.px, seen.px), seen.resize)
 

@@ -183,8 +183,8 @@ def test_with_several_sizes_a_budget_takes_the_dearest_point_within_it(small_bun
 @pytest.mark.parametrize(
     ("thresholds", "sentence"),
     [
-        ([0.5, 0.5], r"patches of \[32, 48\] px needs 2 thresholds for each look"),
-        ([[0.5], [0.5]], r"patches of \[32, 48\] px needs 2 thresholds for each look, but got"),
+        ([0.5, 0.5], r"patches of 32, 48 px needs 2 thresholds for each look"),
+        ([[0.5], [0.5]], r"2 candidate views needs 2 thresholds for each look, but got"),
         ([[0.5, 0.5]], "takes 3 looks, so it needs 2 thresholds, but got 1"),
     ],
 )

@@ -172,7 +172,7 @@ def test_another_score_decides_by_the_same_thresholds(look_with: Callable[..., L
 def test_a_rule_by_value_asks_for_an_aim_before_all_looks_but_the_last(look_with: Callable[..., Look]) -> None:
     rule = ExitRule([0.5, 0.5, 0.5], Value())
     assert [rule.needs_aim(look_with([0.5], number=n)) for n in (1, 2, 3)] == [True, True, False]
-    aim = Aim(where=torch.zeros(2, 2), patch_px=8, value=torch.tensor([-1.0, 1.0]))
+    aim = Aim(where=torch.zeros(2, 2), candidate=0, value=torch.tensor([-1.0, 1.0]))
     assert rule.sure(look_with([0.5, 0.5]), aim).tolist() == [True, False]  # sigmoid(1) and sigmoid(-1)
     assert not rule.sure(look_with([0.99, 0.99], number=3)).any()
     assert not ExitRule([0.5, 0.5]).needs_aim(look_with([0.5]))

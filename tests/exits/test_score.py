@@ -16,7 +16,7 @@ MakeLook = Callable[..., Look]
 
 def aim_with(value: list[float] | None) -> Aim:
     count = 1 if value is None else len(value)
-    return Aim(where=torch.zeros(count, 2), patch_px=8, value=None if value is None else torch.tensor(value))
+    return Aim(where=torch.zeros(count, 2), candidate=0, value=None if value is None else torch.tensor(value))
 
 
 def test_the_confidence_is_the_largest_probability(look_with: MakeLook) -> None:

@@ -105,7 +105,7 @@ def square_world(context_of: Callable[..., TrainingContext]) -> Callable[..., Tr
         settings = NetworkSettings("none", 2, GLANCE_PX, (PATCH_PX,), looks, policy=policy_settings, view=AS_IT_IS)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            policy = LearntPolicy(policy_settings, 1, {GLANCE_PX: GLANCE_PX, PATCH_PX: GLANCE_PX}, (PATCH_PX,))
+            policy = LearntPolicy(policy_settings, 1, GLANCE_PX, (GLANCE_PX,), (1, 0))
         net = GlanceFocus(settings, Brightness(), Brightness(), Evidence(), policy).eval()  # type: ignore[arg-type]
         return context_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
 

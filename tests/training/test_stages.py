@@ -104,7 +104,7 @@ def test_a_classifier_that_saw_mistaken_glances_lets_patches_prove_a_glance_wron
             glance = net.glance(ImageBatch(images))
             assert torch.equal(glance.logits.argmax(dim=1), labels)
             other = torch.where(labels[:, None] == 0, glance.memory[labels == 1][:1], glance.memory[labels == 0][:1])
-            answer = net.focus(replace(glance, memory=other), Aim(where=torch.full((64, 2), 0.5), patch_px=64)).logits
+            answer = net.focus(replace(glance, memory=other), Aim(where=torch.full((64, 2), 0.5), candidate=0)).logits
         trust[share] = float(answer.softmax(dim=1).gather(1, labels[:, None]).min())
     assert trust[0.5] > 0.9
     assert trust[0.0] < 0.5

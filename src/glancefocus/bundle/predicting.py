@@ -305,7 +305,7 @@ def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts
         notes=facts.notes,
         placements=facts.placements,
         image_px=facts.image_px,
-        views=bundle.settings.candidates,
+        views=bundle.net.candidates,
     )
 
 
@@ -343,7 +343,7 @@ def exit_rule(
 
 
 def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
-    most, views = bundle.settings.looks, bundle.settings.candidates
+    most, views = bundle.settings.looks, bundle.net.candidates
     if len(thresholds) == most - 1:  # the last look needs no threshold: every image stops there
         thresholds = [*thresholds, 0.0 if len(views) == 1 else [0.0] * len(views)]
     if len(thresholds) != most:

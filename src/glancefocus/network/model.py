@@ -121,6 +121,7 @@ class GlanceFocus(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.glance_region, self.candidates = Region(settings.glance_view), settings.candidates
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.classifier = classifier
@@ -158,7 +159,7 @@ class GlanceFocus(nn.Module):
         scene = as_scene(scene)
         settings = self.settings
         check_frames(scene, settings.frames)
-        images = scene.view(Region(settings.glance_view))
+        images = scene.view(self.glance_region)
         return self._first_look(scene, self.runner.glance(images))
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
@@ -186,7 +187,7 @@ class GlanceFocus(nn.Module):
         """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
         number, candidate = look.number + 1, aim.candidate
         if isinstance(candidate, int):
-            region = Region(self.settings.candidates[candidate], aim.where)
+            region = Region(self.candidates[candidate], aim.where)
             seen = self.runner.focus(look.scene.view(region), look.memory, number)
         else:
             seen = self._focus_by_candidate(look, aim, candidate, number)
@@ -209,7 +210,7 @@ class GlanceFocus(nn.Module):
         groups = rows_by_candidate(candidate)
         seen = []
         for each, rows in groups:
-            region = Region(self.settings.candidates[each], aim.where[rows])
+            region = Region(self.candidates[each], aim.where[rows])
             seen.append(self.runner.focus(look.scene.keep(rows).view(region), look.memory[rows], number))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]
