@@ -49,11 +49,11 @@ def test_what_is_no_file_or_too_large_is_refused(folder: Path) -> None:
     os.mkfifo(folder / FILE)
     with pytest.raises(
         BadBundle,
-        match="what the network was trained on, cannot be read",
+        match="the record of the training data, cannot be read",
     ):
         Bundle.load(folder)
     (folder / FILE).unlink()
     with (folder / FILE).open("wb") as stream:
         stream.truncate((256 << 20) + 1)  # takes no space
-    with pytest.raises(BadBundle, match="which says what the network was trained on, cannot be read"):
+    with pytest.raises(BadBundle, match="which says the record of the training data, cannot be read"):
         Bundle.load(folder)

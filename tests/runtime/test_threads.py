@@ -150,7 +150,7 @@ def test_a_forked_process_refuses_threads_that_it_does_not_have(folder: Path) ->
     refused = [*(f"{name}: predicts" for name in names), "none: loads", "onnx: uses one thread"]
     *said, answer = after_forks(folder, 2, *refused, "eager: uses one thread")
     assert set(said) == {str(ForkedThreads(2))}
-    assert "forked from one that had computed with 2 threads" in said[0]
+    assert "forked from one that computed with 2 threads" in said[0]
     assert 'Start processes with spawn (multiprocessing.get_context("spawn"))' in said[0]
     assert answer == "answers"
 
