@@ -28,7 +28,8 @@ from glancefocus.data.worlds.signs import make_signs
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import within_budget
 from glancefocus.evaluation.records import record_looks
-from glancefocus.exits.budget import SPARE, direct_within
+from glancefocus.exits.budget import SPARE
+from glancefocus.exits.direct import direct_within
 from glancefocus.exits.table import LookTable
 from glancefocus.settings import from_plain
 

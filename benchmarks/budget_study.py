@@ -22,7 +22,8 @@ from glancefocus.bundle.bundle import load
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.records import Records, looks_folder
-from glancefocus.exits.budget import direct_curve, geometric_within
+from glancefocus.exits.direct import direct_curve
+from glancefocus.exits.geometric import geometric_within
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, Thresholds
 

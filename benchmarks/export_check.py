@@ -1,9 +1,9 @@
-"""Every export of a trained `signs` network beside the network itself, and its predict.py in an environment without torch.
+"""Compares every export of a trained `signs` network with the network, and runs its predict.py in an environment without torch.
 
     gf demo -o demo && make environment-executorch environment-litert
     python benchmarks/export_check.py demo/run/bundle --write docs/results.md
 
-The phone runtimes run in environments of their own; where one was not made, its row says so.
+The phone runtimes run in environments of their own; where one was not made, its row is empty.
 """
 
 import argparse
@@ -34,12 +34,12 @@ EXPORTS = (
 
 
 def interpreter(to: str) -> Path:
-    """The Python that a format is exported with."""
+    """The Python interpreter that a format is exported with."""
     return ROOT / f".venv-{to}" / "bin" / "python" if to in ("executorch", "litert") else Path(sys.executable)
 
 
 def export(python: Path, bundle: Path, folder: Path, to: str, int8: bool, count: int) -> dict[str, Any]:
-    """What `gf export --json` tells."""
+    """What `gf export --json` prints."""
     words = ["export", bundle, "--to", to, "-o", folder, "--images", "signs", "--max-images", count, "--json"]
     words += ["--int8", "--calibrate", "signs"] if int8 else []
     command = [str(python), "-m", "glancefocus.cli.main", *map(str, words)]
@@ -47,35 +47,35 @@ def export(python: Path, bundle: Path, folder: Path, to: str, int8: bool, count:
     done = subprocess.run(command, capture_output=True, text=True, env=surroundings, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
 
 
-def row(to: str, int8: bool, told: dict[str, Any] | None) -> list[str]:
+def row(to: str, int8: bool, printed: dict[str, Any] | None) -> list[str]:
     """One line of the table; None: the environment was not made."""
     name = f"{to}{', int8' if int8 else ''}"
-    if told is None:
+    if printed is None:
         return [name, "environment not made", *[""] * 5]
-    found = told["compared"]["ways"]["stopping above thresholds"]
+    found = printed["compared"]["ways"]["stopping above thresholds"]
     before, after = (100 * found[f"accuracy_{when}"] for when in ("before", "after"))
     return [
         name,
         *(str(found[key]) for key in ("images", "same_answers", "same_looks")),
         f"{found['confidence_difference']:.1e}",
         f"{before:.1f} → {after:.1f}",
-        f"{told['bytes'] / 1e6:.2f}",
+        f"{printed['bytes'] / 1e6:.2f}",
     ]
 
 
-def one_graph_row(told: dict[str, Any]) -> list[str]:
-    """The line of looks.onnx, where the export has one."""
-    found = told["one_graph"]["compared"]
+def one_graph_row(printed: dict[str, Any]) -> list[str]:
+    """The row of looks.onnx, where the export has one."""
+    found = printed["one_graph"]["compared"]
     counts = [str(found[key]) for key in ("images", "same_answers", "same_looks")]
     return ["onnx, all looks in one graph", *counts, f"{found['confidence_difference']:.1e}", "", ""]
 
 
 def fresh_environment(folder: Path) -> Path:
-    """The Python of a new environment with what predict.py needs, and nothing else."""
+    """The interpreter of a new environment with the packages that predict.py needs, and no others."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *WITHOUT_TORCH], check=True)
@@ -83,7 +83,7 @@ def fresh_environment(folder: Path) -> Path:
 
 
 def without_torch(python: Path, exported: Path, bundle_folder: Path, sample: Sample, place: Path) -> dict[str, Any]:
-    """predict.py over the pictures as files, by this Python, beside the bundle."""
+    """Run predict.py with this interpreter on the pictures as files, and compare it with the bundle."""
     place.mkdir()
     files = []
     for number, frames in enumerate(frames for batch in sample.batches() for frames in batch):
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--only", nargs="*", help="formats; left out: all")
+    parser.add_argument("--only", nargs="*", help="formats; default: all")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args(arguments)
     rows = [["export", "images", "same answers", "same looks", "confidence differs by", "accuracy, %", "MB"]]
@@ -122,10 +122,10 @@ def main(arguments: list[str] | None = None) -> None:
             if options.only and to not in options.only:
                 continue
             python, folder = interpreter(to), Path(place) / f"{to}{'-int8' if int8 else ''}"
-            told = export(python, options.bundle, folder, to, int8, options.images) if python.exists() else None
-            rows.append(row(to, int8, told))
-            if told is not None and told.get("one_graph") is not None:
-                rows.append(one_graph_row(told))
+            printed = export(python, options.bundle, folder, to, int8, options.images) if python.exists() else None
+            rows.append(row(to, int8, printed))
+            if printed is not None and printed.get("one_graph") is not None:
+                rows.append(one_graph_row(printed))
         exported = Path(place) / "onnx"
         if not exported.exists():
             export(interpreter("onnx"), options.bundle, exported, "onnx", False, options.images)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from glancefocus.bench.wall_clock import Case, Subject, Timing, bench_opened, images_needed
 from glancefocus.cli.bench import BenchOptions, preset_subject
-from glancefocus.export.formats import Format, format_named, quiet
-from glancefocus.export.writing import write_graphs, write_part
+from glancefocus.export.formats import Format, format_named, quiet, write_graphs, write_part
+from glancefocus.export.standalone.predict import RUNTIMES
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import whole_backbone
 from glancefocus.runtime.runner import PartsRunner
@@ -40,7 +40,7 @@ def opened(subject: Subject, to: Format, folder: Path) -> tuple[GlanceFocus, Cal
     written["backbone"] = folder / f"backbone{to.suffix}"
     write_part(to, backbone, written["backbone"])
     with quiet():
-        graphs = to.graphs()(written, 1)
+        graphs = RUNTIMES[to.name](written, 1)
 
     def run(part: str, *inputs: Tensor) -> Sequence[Tensor]:
         return [torch.from_numpy(made) for made in graphs(part, *(tensor.contiguous().numpy() for tensor in inputs))]

@@ -20,7 +20,8 @@ from glancefocus.costs import patches_of
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.figures import as_png, draw_findings
 from glancefocus.evaluation.records import Records, looks_folder
-from glancefocus.exits.budget import direct_curve, solve_at
+from glancefocus.exits.budget import solve_at
+from glancefocus.exits.direct import direct_curve
 from glancefocus.free_memory import keep_freed_memory
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train

@@ -114,6 +114,9 @@ def test_every_module_opens_with_a_sentence_on_what_it_is_for() -> None:
 
 
 def test_no_module_is_longer_than_400_lines() -> None:
-    assert {
-        name for name, path in modules().items() if len(path.read_text(encoding="utf-8").splitlines()) > 400
-    } == set()
+    # predict.py is copied into exported folders as it is, so it must be one file that imports nothing else of this project.
+    allowed = {"glancefocus.export.standalone.predict"}
+    known = modules()
+    long = {name for name, path in known.items() if len(path.read_text(encoding="utf-8").splitlines()) > 400}
+    assert long == allowed
+    assert all(imports(known[name]) == set() for name in allowed)

@@ -228,3 +228,23 @@ def test_intervals_are_measured_on_images_that_did_not_choose(monkeypatch: pytes
     text = intervals.table_of(rows)
     assert text.splitlines()[2].startswith("| made up | 40 | 160.0 |")
     assert text.splitlines()[3].startswith("| made up | 40 | none |")
+
+
+def test_the_table_of_the_readme_leaves_out_rivals_that_cost_less_than_glancefocus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    methods = [("backbone", 0.9, 8e6), ("resized", 0.7, 4e6), ("resized", 0.5, 1e6), ("cascade", 0.6, 2e6)]
+    points = [
+        {"kind": kind, "name": f"{kind} {macs / 1e6:g}", "accuracy": right, "mean_macs": macs, "mean_ms": macs / 1e7}
+        for kind, right, macs in (*methods, ("glancefocus", 0.95, 3e6))
+    ]
+    table = importlib.import_module("demo_results").readme_table({"points": points, "images": 1200, "device": "a CPU"})
+    assert [line for line in table.splitlines() if line.startswith("|")][2:] == [
+        "| backbone 8 | 90.0 | 8.0 | 0.80 |",
+        "| resized 4 | 70.0 | 4.0 | 0.40 |",
+        "| cascade 2 | 60.0 | 2.0 | 0.20 |",
+        "| **glancefocus 3** | 95.0 | 3.0 | 0.30 |",
+    ]
+    assert "1,200 held-out scenes" in table
+    assert "one image at a time (a CPU)" in table

@@ -93,9 +93,9 @@ def test_any_value_of_any_option(data: st.DataObject, place: Path) -> None:
     words = words_of(verb)
     for option in data.draw(st.lists(st.sampled_from(OPTIONS[verb].split()), min_size=1, max_size=3, unique=True)):
         words += data.draw(st.sampled_from(([f"--{option}={data.draw(VALUES)}"], [f"--{option}", data.draw(VALUES)])))
-    said, out = io.StringIO(), io.StringIO()
-    with redirect_stderr(said), redirect_stdout(out), pytest.raises(SystemExit) as ended:
+    printed, out = io.StringIO(), io.StringIO()
+    with redirect_stderr(printed), redirect_stdout(out), pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code in (0, 2), (words, said.getvalue())
-    assert ended.value.code == 0 or said.getvalue().strip(), words
-    assert "Traceback" not in said.getvalue(), words
+    assert ended.value.code in (0, 2), (words, printed.getvalue())
+    assert ended.value.code == 0 or printed.getvalue().strip(), words
+    assert "Traceback" not in printed.getvalue(), words

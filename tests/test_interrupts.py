@@ -66,7 +66,7 @@ def test_a_block_that_lets_signals_through_raises_one_that_was_held() -> None:
 
 
 @pytest.mark.usefixtures("_handled")
-def test_a_second_signal_does_not_wait_and_says_that_something_is_half_done() -> None:
+def test_a_second_signal_does_not_wait_and_raises_that_work_is_incomplete() -> None:
     with pytest.raises(InterruptedAgain), held():  # noqa: PT012
         press()
         press()
@@ -80,7 +80,7 @@ def test_an_error_in_a_held_block_is_not_hidden_by_the_signal() -> None:
 
 
 @pytest.mark.usefixtures("_handled")
-def test_what_is_said_at_the_end_is_what_the_innermost_block_says() -> None:
+def test_the_message_of_the_innermost_block_is_printed() -> None:
     with stop_message("outer."):
         with stop_message(lambda immediately: "half." if immediately else "inner."):
             assert (stop_sentence(), stop_sentence(immediately=True)) == ("inner.", "half.")
@@ -113,7 +113,7 @@ def test_children_do_not_get_signals_and_their_parent_gets_those_that_came_meanw
 
 
 @pytest.mark.parametrize("verb", ["models", "predict"])
-def test_a_command_that_is_interrupted_says_one_sentence(
+def test_a_command_that_is_interrupted_prints_one_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("glancefocus.cli.models.read_table", press)

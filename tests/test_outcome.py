@@ -1,4 +1,4 @@
-"""What the recorder writes down while looking, and what an outcome says about it."""
+"""What the recorder writes down during the looks, and what an outcome reports."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,11 +68,11 @@ def test_top_names_the_likeliest_first_and_at_most_all(look_with: Callable[..., 
 
 def test_patches_of_several_sizes_are_written_down_each(look_with: Callable[..., Look]) -> None:
     recorder = OutcomeRecorder(2)
-    nobody, everybody = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
-    recorder.record(look_with([0.5, 0.5]), nobody, nobody)
+    no_rows, all_rows = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
+    recorder.record(look_with([0.5, 0.5]), no_rows, no_rows)
     sizes = torch.tensor([48, 32])
     focus = replace(look_with([0.5, 0.5], number=2), aim=Aim(torch.zeros(2, 2), sizes), px=sizes)
-    recorder.record(focus, everybody, nobody)
+    recorder.record(focus, all_rows, no_rows)
     assert recorder.finish().patch_px.tolist() == [[48], [32]]
 
 

@@ -62,12 +62,12 @@ class Outcome:
 
     @property
     def out_of_looks(self) -> Tensor:
-        """(N,) the opposite of sure: no look, or no time, was left."""
+        """(N,) True: the score was never above a threshold, until no look, or no time, was left."""
         return ~self.sure
 
     @property
     def label(self) -> list[str]:
-        """The name of each answer; its number where the classes have no names."""
+        """The name of each answer; its number if the classes have no names."""
         return [self.name(index) for index in self.answer.tolist()]
 
     @property

@@ -50,6 +50,7 @@ def _outcomes(merged: "MergedLooks", scenes: Iterable[Scene | None]) -> Iterator
     for scene in scenes:
         if scene is not None:
             merged.add(scene)
+        del scene  # so that it is not in memory any more, if all of its rows have left, when the next one is read
         merged.look_on()
         yield from merged.finished()
     merged.look_on(all_rows=True)

@@ -16,7 +16,7 @@ class Hub:
 
     files     {repository: {revision: {file: content}}}; a commit's name is the hash of its files
     private   repositories that need the token
-    gated     repositories to which nobody has access
+    gated     repositories without access for anyone
     sizes     {file: size that is claimed for it}; None: none is
     requests  what was asked, in order
     """

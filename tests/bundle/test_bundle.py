@@ -1,4 +1,4 @@
-"""A bundle is saved whole or not at all, says what is wrong with it when it is loaded, and answers for any kind of picture."""
+"""A bundle is saved whole or not at all, is checked when it is loaded, and takes any kind of picture."""
 
 import io
 import json
@@ -133,7 +133,7 @@ def test_a_foreign_folder_is_refused_and_left_as_it_is(bundle: Bundle, tmp_path:
     assert [p.name for p in tmp_path.rglob("*")] == ["photos", "a.jpg"]
 
 
-def test_a_place_that_cannot_be_written_is_said(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadBundle, match="the bundle cannot be written to .*: File exists"):
         bundle.save(tmp_path / "file" / "bundle")
@@ -171,21 +171,21 @@ def test_a_failure_while_putting_in_place_brings_the_old_bundle_back(
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_missing_folder_and_a_folder_of_something_else_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_folder_of_something_else_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match=r"there is no bundle at .*none"):
         gf.load(tmp_path / "none")
     with pytest.raises(BadBundle, match=r"is not a bundle: it has no bundle.json"):
         gf.load(tmp_path)
 
 
-def test_missing_weights_are_said(folder: Path) -> None:
+def test_missing_weights_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadBundle, match=r"has no model.safetensors. Copy the whole folder again"):
         gf.load(folder)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_truncated_weights_are_said_to_be_damaged(share: float, folder: Path) -> None:
+def test_truncated_weights_are_reported_as_damaged(share: float, folder: Path) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
@@ -205,7 +205,7 @@ def test_weights_of_another_network_say_what_does_not_fit(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"format": 1', b"\xff\xfe\x00", b"[" * 100_000, b'{"format": 1, "classes": nope}']
 )
-def test_settings_that_are_no_json_are_said_to_be_damaged(content: bytes, folder: Path) -> None:
+def test_settings_that_are_no_json_are_reported_as_damaged(content: bytes, folder: Path) -> None:
     (folder / "bundle.json").write_bytes(content)
     with pytest.raises(BadBundle, match=r"bundle.json is damaged"):
         gf.load(folder)
@@ -269,7 +269,7 @@ def test_a_bundle_of_a_newer_format_asks_for_an_update(folder: Path) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be_are_said(changes: dict[str, Any], sentence: str, folder: Path) -> None:
+def test_settings_that_cannot_be_are_reported(changes: dict[str, Any], sentence: str, folder: Path) -> None:
     edit(folder, **changes)
     with pytest.raises(BadBundle, match=sentence):
         gf.load(folder)
@@ -320,7 +320,7 @@ def test_pictures_are_resized_and_cropped_as_the_view_says(bundle: Bundle) -> No
     assert outcome.where.shape == (2, 2, 2)
 
 
-def test_a_batch_tensor_is_so_many_pictures_whatever_the_batch_size(bundle: Bundle) -> None:
+def test_a_batch_tensor_is_several_pictures_whatever_the_batch_size(bundle: Bundle) -> None:
     images = torch.rand(5, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     whole = bundle.predict(images)
     assert len(whole) == 5
@@ -428,7 +428,7 @@ def test_a_batch_holds_at_least_one(bundle: Bundle) -> None:
         bundle.predict(pixels(), batch_size=0)
 
 
-def test_so_many_looks_are_taken_as_asked(bundle: Bundle) -> None:
+def test_the_given_number_of_looks_is_taken(bundle: Bundle) -> None:
     for looks in (1, 2, 3):
         outcome = bundle.predict(pixels(), looks=looks)
         assert outcome.looks.tolist() == [looks]
@@ -444,7 +444,7 @@ def test_thresholds_may_leave_out_the_last_look(bundle: Bundle) -> None:
     assert outcome.sure.all()
 
 
-def test_without_being_told_the_bundles_own_thresholds_count(small_bundle: MakeBundle) -> None:
+def test_the_bundles_own_thresholds_are_the_default(small_bundle: MakeBundle) -> None:
     bundle = small_bundle(thresholds=(0.0, 1.0, 0.0))
     assert bundle.predict(pixels()).looks.tolist() == [1]
     assert bundle.predict(pixels(), looks=3).looks.tolist() == [3]
@@ -547,7 +547,7 @@ def test_an_update_writes_thresholds_and_leaves_weights_and_other_files_alone(bu
     assert again.fingerprint == bundle.fingerprint
 
 
-def test_an_update_of_a_bundle_that_is_gone_is_said(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_update_of_a_bundle_that_is_gone_is_reported(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="the bundle .*none cannot be written: No such file or directory"):
         bundle.update(tmp_path / "none")
 

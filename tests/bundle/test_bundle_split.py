@@ -55,5 +55,5 @@ def test_what_is_no_file_or_too_large_is_refused(folder: Path) -> None:
     (folder / FILE).unlink()
     with (folder / FILE).open("wb") as stream:
         stream.truncate((256 << 20) + 1)  # takes no space
-    with pytest.raises(BadBundle, match="which says the record of the training data, cannot be read"):
+    with pytest.raises(BadBundle, match="the record of the training data, cannot be read"):
         Bundle.load(folder)

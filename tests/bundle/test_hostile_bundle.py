@@ -27,7 +27,7 @@ from glancefocus.evaluation.records import Records
 from glancefocus.evaluation.report import class_sections, noted_images, read_training_curves
 from glancefocus.evaluation.tables import class_csv_rows
 from glancefocus.export.samples import open_splits
-from glancefocus.export.standalone.answers import AnswerWriter
+from glancefocus.export.standalone.predict import AnswerWriter
 from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]
@@ -151,7 +151,9 @@ def test_a_network_that_does_not_fit_into_memory_is_refused_before_it_is_built(
         folder, network={**network, "classifier_units": 65_536}
     )  # 3 x 65,536 x 65,536 weights in its GRU: 52 GB in float32
     monkeypatch.setattr(bundle_files, "available_bytes", lambda: 16_000_000_000)
-    with pytest.raises(BadBundle, match=r"needs at least 103\.\d GB to be loaded and to look, but 16\.0 GB are free"):
+    with pytest.raises(
+        BadBundle, match=r"needs at least 103\.\d GB to be loaded and to predict, but 16\.0 GB are free"
+    ):
         gf.load(folder)
 
 
@@ -160,7 +162,7 @@ def test_a_glance_that_does_not_fit_into_memory_is_refused(folder: Path, monkeyp
     view = {**network["view"], "height_px": 16_384, "width_px": 16_384}
     edit(folder, network={**network, "glance_px": 16_384, "view": view})
     monkeypatch.setattr(bundle_files, "available_bytes", lambda: 8_000_000_000)
-    with pytest.raises(BadBundle, match=r"GB to be loaded and to look, but 8\.0 GB are free"):
+    with pytest.raises(BadBundle, match=r"GB to be loaded and to predict, but 8\.0 GB are free"):
         gf.load(folder)
 
 
@@ -203,9 +205,9 @@ def test_answers_that_overflow_are_a_sentence_and_never_nan(
     folder = bundle.save(tmp_path / "large")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "a.png")
     for pictures in (1, 2):  # one picture goes another way than two
-        said = gf_command("predict", folder, *[tmp_path / "a.png"] * pictures, "--json", code=2)
-        assert "NaN" in said
-        assert "its weights are too large, or broken" in said
+        printed = gf_command("predict", folder, *[tmp_path / "a.png"] * pictures, "--json", code=2)
+        assert "NaN" in printed
+        assert "its weights are too large, or broken" in printed
 
 
 def test_scenes_without_end_in_the_notes_are_not_drawn(small_bundle: MakeBundle, tmp_path: Path) -> None:
@@ -232,9 +234,9 @@ def test_names_with_commands_for_terminals_are_shown_as_text(
     bundle.classes = tuple(f"\x1b]0;owned\x07[red]{letter}" for letter in "abc")
     folder = bundle.save(tmp_path / "bundle")
     Image.new("RGB", (64, 64)).save(tmp_path / "a\x1b[31m.png")
-    said = gf_command("predict", folder, tmp_path / "a\x1b[31m.png")
-    assert "\x1b" not in said
-    assert r"\x1b]0;owned\x07[red]" in said.replace(" ", "")
+    printed = gf_command("predict", folder, tmp_path / "a\x1b[31m.png")
+    assert "\x1b" not in printed
+    assert r"\x1b]0;owned\x07[red]" in printed.replace(" ", "")
     assert "\x1b" not in gf_command("predict", folder, tmp_path / "none\x1b[31m.png", code=2)
 
 

@@ -153,7 +153,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_a_few_seconds(hub: Any, monkey
             gf.load("hf://anna/birds")
 
 
-def test_what_is_not_there_or_not_allowed_is_said(
+def test_what_is_not_there_or_not_allowed_is_reported(
     published: Any, small_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -239,7 +239,8 @@ def test_the_command_takes_a_name_of_the_hub(published: Any, tmp_path: Path) -> 
 
 
 def test_a_bundle_on_the_hub_is_not_changed(gf: Callable[..., str]) -> None:
-    said = gf("budget", "hf://anna/birds", "signs", "--macs", "1e6", code=2)
+    printed = gf("budget", "hf://anna/birds", "signs", "--macs", "1e6", code=2)
     assert (
-        "hf://anna/birds is on the hub and cannot be changed from here. Copy it to a folder first: hf download" in said
+        "hf://anna/birds is on the hub and cannot be changed from here. Copy it to a folder first: hf download"
+        in printed
     )

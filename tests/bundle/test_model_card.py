@@ -52,7 +52,7 @@ def test_the_hub_reads_the_header(small_bundle: MakeBundle, tmp_path: Path) -> N
     results = card.data.eval_results
     assert results is not None
     assert [(r.metric_type, r.metric_value, r.dataset_name) for r in results] == [
-        ("accuracy", 0.875, "photos"),  # not where they lie on somebody's disk
+        ("accuracy", 0.875, "photos"),  # not where they lie on the disk
         ("accuracy", 0.84, "photos"),
     ]
     assert [r.metric_name for r in results] == ["accuracy after 3 looks", "accuracy, stopping above the thresholds"]

@@ -1,5 +1,6 @@
 """How a bundle forms batches, and what it reports about the images of each."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,6 +101,28 @@ def test_a_stream_can_skip_unreadable_files(small_bundle: MakeBundle, tmp_path: 
     expected = bundle.predict([tmp_path / f"{number}.png" for number in (0, 1, 3, 4)])
     torch.testing.assert_close(Outcome.join(outcomes).logits, expected.logits, rtol=0, atol=1e-5)
     assert Outcome.join(outcomes).boxes == expected.boxes
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.usefixtures("_eight_bytes")
+def test_an_image_that_stopped_is_freed_before_the_next_one_is_read(merge: bool, small_bundle: MakeBundle) -> None:
+    """Every image is a batch of its own here, and takes a single look."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    in_memory: list[int] = []
+
+    def viewed() -> Viewed:
+        image = torch.zeros(3, 64, 64)
+        made.append(weakref.ref(image))
+        return Viewed(image)
+
+    def pictures() -> Iterator[Viewed]:
+        for _ in range(4):
+            in_memory.append(sum(image() is not None for image in made))
+            yield viewed()
+
+    outcomes = small_bundle().predict_stream(pictures(), looks=1, batch_size=1, full_batch=1, merge=merge)
+    assert [len(outcome) for outcome in outcomes] == [1, 1, 1, 1]
+    assert in_memory == [0, 0, 0, 0]
 
 
 def test_batches_of_a_stream_have_a_deadline_each(small_bundle: MakeBundle) -> None:

@@ -87,7 +87,9 @@ def test_a_budget_in_milliseconds_chooses_by_what_was_measured_here(small_bundle
 
 
 @pytest.mark.parametrize("latencies", [[], [latency_here(device="another chip")], [latency_here(threads=7)]])
-def test_milliseconds_that_nobody_measured_here_are_said(latencies: list[Latency], small_bundle: MakeBundle) -> None:
+def test_milliseconds_that_were_not_measured_here_are_reported(
+    latencies: list[Latency], small_bundle: MakeBundle
+) -> None:
     bundle = replace(small_bundle(), latencies=latencies)
     assert bundle.latency_here() is None
     with pytest.raises(
@@ -98,8 +100,8 @@ def test_milliseconds_that_nobody_measured_here_are_said(latencies: list[Latency
 
 
 def test_of_several_measurements_here_the_last_counts(bundle: Bundle) -> None:
-    told = replace(bundle, latencies=[latency_here(glance_ms=1.0), latency_here(glance_ms=2.0)])
-    assert told.latency_here() == latency_here(glance_ms=2.0)
+    found = replace(bundle, latencies=[latency_here(glance_ms=1.0), latency_here(glance_ms=2.0)])
+    assert found.latency_here() == latency_here(glance_ms=2.0)
 
 
 def test_when_there_is_no_time_every_picture_still_gets_its_glance(bundle: Bundle) -> None:

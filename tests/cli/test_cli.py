@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli.main import main
+from glancefocus.cli.main import VERBS, app, main
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
-from glancefocus.export.standalone.answers import FIELDS
+from glancefocus.export.standalone.predict import FIELDS
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
 
@@ -71,19 +71,33 @@ def in_a_new_process(code: str) -> str:
     return done.stdout
 
 
-def test_help_needs_neither_torch_nor_timm() -> None:
+def test_no_help_page_needs_torch_or_timm() -> None:
     code = """
 import sys
-from glancefocus.cli.main import main
-try:
-    main(["--help"])
-except SystemExit as ended:
-    assert ended.code == 0, ended.code
+from glancefocus.cli.main import VERBS, main
+for words in ([], *([verb] for verb in VERBS)):
+    try:
+        main([*words, "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, ended.code
 print([name for name in ("torch", "timm", "torchvision", "numpy", "PIL", "matplotlib") if name in sys.modules])
 """
     out = in_a_new_process(code)
     assert "predict" in out
     assert out.strip().endswith("[]")
+
+
+def test_the_help_page_describes_every_verb(gf: Run) -> None:
+    lines = [line.strip("│ ").split(maxsplit=1) for line in gf("--help").out.splitlines() if line.startswith("│ ")]
+    described = {words[0]: words[1] for words in lines if len(words) == 2}
+    assert set(VERBS) <= set(described)
+    assert "train-process" not in described
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_every_verb_is_explained(verb: str) -> None:
+    for argument in app[verb].assemble_argument_collection(parse_docstring=True):
+        assert argument.parameter.name == ("*",) or argument.parameter.help, argument.parameter.name
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -96,7 +110,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["by itself", "a number of one's own", "a policy of one's own"],
 )
-def test_openmp_spins_briefly_unless_told_otherwise(
+def test_openmp_spins_briefly_unless_the_user_sets_it(
     given: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -114,7 +128,7 @@ except SystemExit:
     assert in_a_new_process(code).split()[-1] == expected
 
 
-@pytest.mark.parametrize("verb", ["models", "import", "predict", "train", "demo"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_with_an_example(verb: str, gf: Run) -> None:
     done = gf(verb, "--help")
     assert done.code == 0
@@ -189,10 +203,10 @@ def test_predict_merges_batches_without_changing_an_answer(
     sure = [answer["confidence"] for answer in gf("predict", bundle_folder, tmp_path, "--looks", 1, "--json").json[:2]]
     # Of each batch of two the same one leaves at the glance.
     words = ("predict", bundle_folder, tmp_path, "--batch-size", 2, "--json", "--thresholds", f"{sum(sure) / 2},0.999")
-    told = {way: gf(*words, f"--{way}merge-batches").json for way in ("", "no-")}
+    found = {way: gf(*words, f"--{way}merge-batches").json for way in ("", "no-")}
     assert focused == [2, 2, 1, 1, 1, 1]
-    assert len(told[""]) == 5
-    for one, other in zip(told[""], told["no-"], strict=True):
+    assert len(found[""]) == 5
+    for one, other in zip(found[""], found["no-"], strict=True):
         assert one.keys() == other.keys()
         for name in set(one) - {"confidence", "where", "top"}:
             assert one[name] == other[name]
@@ -200,13 +214,13 @@ def test_predict_merges_batches_without_changing_an_answer(
             assert one["confidence"] == pytest.approx(other["confidence"], abs=1e-5)
     focused.clear()
     gf(*words)
-    assert focused == [2, 2]  # there are several batches, so it is done unasked
+    assert focused == [2, 2]  # there are several batches, so pooling is the default
 
 
 def test_predict_does_not_merge_batches_that_have_a_deadline(gf: Run, bundle_folder: Path, pictures: Path) -> None:
-    told = gf("predict", bundle_folder, pictures, "--merge-batches", "--deadline-ms", 1000)
-    assert told.code == 2
-    assert told.err.startswith("gf: a deadline is for one batch, but pooled batches wait for each other.")
+    found = gf("predict", bundle_folder, pictures, "--merge-batches", "--deadline-ms", 1000)
+    assert found.code == 2
+    assert found.err.startswith("gf: a deadline is for one batch, but pooled batches wait for each other.")
     assert gf("predict", bundle_folder, pictures, "--batch-size", 1, "--deadline-ms", 1000).code == 0
 
 
@@ -322,7 +336,9 @@ def test_a_file_with_a_long_name_is_drawn_under_a_shorter_one(
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == [f"00000-{'å' * 50}.png"]
 
 
-def test_a_drawing_that_cannot_be_written_is_said(gf: Run, bundle_folder: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_drawing_that_cannot_be_written_is_reported(
+    gf: Run, bundle_folder: Path, pictures: Path, tmp_path: Path
+) -> None:
     (tmp_path / "drawn" / "00000-a.png").mkdir(parents=True)  # a folder where the drawing would go
     done = gf("predict", bundle_folder, pictures / "a.png", "--draw", tmp_path / "drawn")
     assert done.code == 2
@@ -347,7 +363,7 @@ def test_a_picture_comes_from_standard_input(
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["00000-stdin.png"]
 
 
-def test_nothing_on_standard_input_is_said(gf: Run, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_on_standard_input_is_reported(gf: Run, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     done = gf("predict", bundle_folder, "-")
     assert done.code == 2
@@ -376,7 +392,7 @@ def test_what_cannot_be_asked_for_is_refused(
     assert done.err.startswith(sentence)
 
 
-def test_a_missing_bundle_is_said(gf: Run, tmp_path: Path, pictures: Path) -> None:
+def test_a_missing_bundle_is_reported(gf: Run, tmp_path: Path, pictures: Path) -> None:
     done = gf("predict", tmp_path / "none", pictures / "a.png")
     assert done.code == 2
     assert done.err.startswith(f"gf: there is no bundle at {tmp_path / 'none'}.")
@@ -389,13 +405,13 @@ def test_an_unknown_verb_gets_a_suggestion(gf: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [("predict",), ("predict", "a", "b", "--looks", "x"), ("models", "--jsn")])
-def test_a_wrong_word_is_said(words: tuple[str, ...], gf: Run) -> None:
+def test_a_wrong_word_is_reported(words: tuple[str, ...], gf: Run) -> None:
     done = gf(*words)
     assert done.code == 2
     assert done.out + done.err != ""
 
 
-def test_the_version_is_told(gf: Run) -> None:
+def test_the_version_is_printed(gf: Run) -> None:
     assert gf("--version").out.strip() == "0.1.0"
 
 
@@ -408,8 +424,8 @@ def test_a_checkpoint_of_the_paper_becomes_a_bundle_that_answers(
     assert done.code == 2
     assert "does not say its model. Give it: --model" in done.err
     assert not bundle.exists()
-    told = ("--model", "mobilenetv3_large_100", "--patch-px", 96, "--looks", 3)
-    done = gf("import", checkpoint, "-o", bundle, *told, "--json")
+    found = ("--model", "mobilenetv3_large_100", "--patch-px", 96, "--looks", 3)
+    done = gf("import", checkpoint, "-o", bundle, *found, "--json")
     assert done.code == 0
     fact = done.json
     assert (fact["backbone"], fact["patch_px"], fact["looks"], fact["classes"]) == (
@@ -422,7 +438,7 @@ def test_a_checkpoint_of_the_paper_becomes_a_bundle_that_answers(
     done = gf("predict", bundle, pictures / "a.png", "--json", "--topk", 5)
     assert done.code == 0
     assert len(done.json[0]["top"]) == 5
-    done = gf("import", checkpoint, "-o", bundle, *told)
+    done = gf("import", checkpoint, "-o", bundle, *found)
     assert done.code == 0
     assert "mobilenetv3_large_100, 96 px, 3 looks, 1000 classes, no thresholds" in " ".join(done.out.split())
 
@@ -476,7 +492,7 @@ def class_folders(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_said(
+def test_what_cannot_be_trained_is_reported(
     words: tuple[object, ...], sentence: str, gf: Run, class_folders: Path, tmp_path: Path
 ) -> None:
     done = gf("train", class_folders, "-o", tmp_path / "run", *words)

@@ -17,7 +17,7 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import within_budget
-from glancefocus.exits.budget import geometric_within
+from glancefocus.exits.geometric import geometric_within
 from glancefocus.exits.record import LookRecord
 
 Run = Callable[..., Any]
@@ -60,15 +60,15 @@ def pets(made: Path) -> Path:
 @pytest.fixture(scope="module")
 def macs(made: Path) -> list[int]:
     """After each look."""
-    told: list[int] = json.loads((made / "bundle" / "bundle.json").read_text())["costs"]["macs_after_look"]
-    return told
+    found: list[int] = json.loads((made / "bundle" / "bundle.json").read_text())["costs"]["macs_after_look"]
+    return found
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def told(bundle: Path) -> dict[str, Any]:
+def stored_in(bundle: Path) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads((bundle / "bundle.json").read_text())
     return plain
 
@@ -88,7 +88,7 @@ def test_a_budget_becomes_thresholds_that_predict_uses(gf: Run, bundle: Path, pe
     for point in (found["on_those"], found["on_these"]):
         assert sum(point["exits_per_look"]) == 12
         assert point["accuracy_low"] <= point["accuracy"] <= point["accuracy_high"]
-    stored = told(bundle)
+    stored = stored_in(bundle)
     assert stored["thresholds"] == found["thresholds"]
     assert stored["notes"]["thresholds_chosen_on"] == f"{pets}, val"
     one_image = (macs[2] - macs[0]) / 12  # rounding may decide about the last one that leaves
@@ -104,7 +104,7 @@ def test_the_stored_curve_serves_any_other_budget(gf: Run, bundle: Path, pets: P
     assert budgets == pytest.approx(np.linspace(macs[0], macs[2], len(budgets)).tolist(), abs=1)
     for point in found["curve"]:
         assert {"mean_macs", "accuracy", "thresholds", "exits_per_look", "accuracy_low"} <= point.keys()
-    stored = told(bundle)["curve"]
+    stored = stored_in(bundle)["curve"]
     accuracies = [point["expected_accuracy"] for point in stored]
     assert np.diff(accuracies).min() > -1e-9  # a dearer budget is never expected to be worse
     assert all(point["mean_macs"] <= point["budget_macs"] * (1 + 1e-9) for point in stored)
@@ -125,10 +125,10 @@ def test_milliseconds_are_measured_and_stored_with_the_devices_name(gf: Run, bun
     found = gf("budget", bundle, pets, "--ms", 1e6, "--json")
     assert (found["unit"], found["every_look_fits"]) == ("ms", True)
     assert found["on_those"]["mean_ms"] > 0
-    (latency,) = told(bundle)["latencies"]
+    (latency,) = stored_in(bundle)["latencies"]
     assert latency["device"] == found["device"] != ""
     gf("budget", bundle, pets, "--ms", 1e6, "--batch-size", 2)
-    (latency,) = told(bundle)["latencies"]  # measured again, not twice
+    (latency,) = stored_in(bundle)["latencies"]  # measured again, not twice
     assert latency["batch_size"] == 2
     assert {answer["looks"] for answer in gf("predict", bundle, pets / "val", "--budget-ms", 1e6, "--json")} == {3}
     before = content(bundle)
@@ -140,12 +140,12 @@ def test_milliseconds_are_measured_and_stored_with_the_devices_name(gf: Run, bun
 def test_milliseconds_are_those_of_the_runtime_that_is_named(gf: Run, bundle: Path, pets: Path) -> None:
     eager = ("--runtime", "eager")
     gf("budget", bundle, pets, "--ms", 1e6, *eager)
-    (latency,) = told(bundle)["latencies"]
+    (latency,) = stored_in(bundle)["latencies"]
     assert latency["runtime"] == "eager"
     assert "no milliseconds were measured" in gf("predict", bundle, pets, "--budget-ms", 1e6, code=2)
     assert {a["looks"] for a in gf("predict", bundle, pets / "val", "--budget-ms", 1e6, *eager, "--json")} == {3}
     found_light = gf("budget", bundle, pets, "--ms", 1e6, "--runtime", "onnx", "--light-weights", "--json")
-    assert [latency["runtime"] for latency in told(bundle)["latencies"]] == ["eager", "onnx, light weights"]
+    assert [latency["runtime"] for latency in stored_in(bundle)["latencies"]] == ["eager", "onnx, light weights"]
     assert found_light["runtime"] == "onnx, light weights"
     found = gf("evaluate", bundle, pets, "--split", "val", *eager, "--json")
     assert found["device"].endswith("batch 1, eager")
@@ -164,7 +164,7 @@ def test_another_score_is_solved_for_stored_and_used(
     score: str, gf: Run, bundle: Path, pets: Path, macs: list[int]
 ) -> None:
     found = gf("budget", bundle, pets, "--macs", (macs[0] + macs[2]) / 2, "--score", score, "--json")
-    assert found["score"] == told(bundle)["score"] == score
+    assert found["score"] == stored_in(bundle)["score"] == score
     answers = gf("predict", bundle, pets / "val", "--json")
     if score != "random":  # whose exits are other ones each time
         assert mean_cost(answers) == pytest.approx(found["on_those"]["mean_macs"], abs=(macs[2] - macs[0]) / 12)
@@ -174,7 +174,7 @@ def test_another_score_is_solved_for_stored_and_used(
 def test_calibrating_changes_confidences_and_no_answers(gf: Run, bundle: Path, pets: Path, macs: list[int]) -> None:
     before = gf("predict", bundle, pets / "val", "--looks", 3, "--json")
     found = gf("budget", bundle, pets, "--macs", macs[1], "--calibrate", "--json")
-    assert told(bundle)["temperatures"] == found["temperatures"]
+    assert stored_in(bundle)["temperatures"] == found["temperatures"]
     assert len(found["temperatures"]) == 3
     after = gf("predict", bundle, pets / "val", "--looks", 3, "--json")
     assert [answer["label"] for answer in after] == [answer["label"] for answer in before]
@@ -195,7 +195,7 @@ def test_the_curve_is_solved_by_the_solver_that_is_named(gf: Run, bundle: Path, 
     for solver in ("direct", "geometric", "geometric-paper"):
         found = gf("budget", bundle, pets, "--curve", "--solver", solver, "--json")
         assert found["solver"] == solver
-        curves[solver] = told(bundle)["curve"]
+        curves[solver] = stored_in(bundle)["curve"]
     table = look_table(Bundle.load(bundle), LookRecord.load(next(bundle.parent.glob("bundle-looks/val-*"))))
     for solver, wide in (("geometric", True), ("geometric-paper", False)):
         for point in curves[solver][5::10]:
@@ -205,7 +205,7 @@ def test_the_curve_is_solved_by_the_solver_that_is_named(gf: Run, bundle: Path, 
 
 
 @pytest.mark.parametrize("unit", ["macs", "ms"])
-def test_what_to_expect_of_new_images_is_said_with_intervals_and_how_many_images_would_do(
+def test_what_to_expect_of_new_images_is_reported_with_intervals_and_how_many_images_would_do(
     unit: str, gf: Run, bundle: Path, pets: Path, macs: list[int]
 ) -> None:
     budget = macs[1] if unit == "macs" else 1e6
@@ -217,9 +217,9 @@ def test_what_to_expect_of_new_images_is_said_with_intervals_and_how_many_images
     if unit == "macs":
         assert macs[0] <= new["cost_low"] < new["cost_high"] <= macs[2]
         assert new["images_needed"] > 12
-        said = gf("budget", bundle, pets / "val", "--macs", budget)
-        assert "expected on 3,000 new images, 95 %" in said
-        assert f"about {new['images_needed']:,} are needed for ±10 %." in said
+        printed = gf("budget", bundle, pets / "val", "--macs", budget)
+        assert "expected on 3,000 new images, 95 %" in printed
+        assert f"about {new['images_needed']:,} are needed for ±10 %." in printed
 
 
 def test_thresholds_are_chosen_on_all_images_and_measured_by_those_of_others(
@@ -232,7 +232,7 @@ def test_thresholds_are_chosen_on_all_images_and_measured_by_those_of_others(
     assert found["thresholds"] == expected.thresholds.astype(np.float64).tolist()
     assert found["on_those"]["exits_per_look"] == table.point(expected.thresholds)["exits_per_look"]
     assert found["on_these"]["exits_per_look"] == expected.on_others["exits_per_look"]
-    assert told(bundle)["notes"]["thresholds_for"] == f"a budget of {macs[1] / 1e6:.2f}M multiply-adds"
+    assert stored_in(bundle)["notes"]["thresholds_for"] == f"a budget of {macs[1] / 1e6:.2f}M multiply-adds"
 
 
 def test_training_images_may_choose_as_in_the_paper(gf: Run, bundle: Path, tmp_path: Path, macs: list[int]) -> None:
@@ -363,9 +363,9 @@ def test_a_budget_that_cannot_be_asked_for_is_one_sentence(
     words: tuple[object, ...], sentence: str, gf: Run, bundle: Path, pets: Path
 ) -> None:
     before = content(bundle)
-    said = gf("budget", bundle, pets, *words, code=2)
-    assert said.startswith("gf: ")
-    assert sentence in said
+    printed = gf("budget", bundle, pets, *words, code=2)
+    assert printed.startswith("gf: ")
+    assert sentence in printed
     assert content(bundle) == before
 
 
@@ -410,16 +410,16 @@ def test_data_that_cannot_choose_is_one_sentence(
     kind: str, sentence: str, gf: Run, bundle: Path, tmp_path: Path, macs: list[int]
 ) -> None:
     before = content(bundle)
-    said = gf("budget", bundle, bad_data(kind, tmp_path), "--macs", macs[1], code=2)
-    assert said.startswith("gf: ")
-    assert sentence in said
+    printed = gf("budget", bundle, bad_data(kind, tmp_path), "--macs", macs[1], code=2)
+    assert printed.startswith("gf: ")
+    assert sentence in printed
     assert content(bundle) == before
 
 
 @pytest.mark.parametrize("kind", ["no such data", "unknown labels", "one image", "all images equal", "broken images"])
 def test_data_that_cannot_be_measured_on_is_one_sentence(kind: str, gf: Run, bundle: Path, tmp_path: Path) -> None:
-    said = gf("evaluate", bundle, bad_data(kind, tmp_path), "-o", tmp_path / "report", code=2)
-    assert said.startswith("gf: ")
+    printed = gf("evaluate", bundle, bad_data(kind, tmp_path), "-o", tmp_path / "report", code=2)
+    assert printed.startswith("gf: ")
     assert not (tmp_path / "report").exists()
 
 
@@ -431,15 +431,15 @@ def test_a_look_record_of_another_bundle_is_refused(
     (record,) = (tmp_path / "bundle-looks").iterdir()
     other = small_bundle(seed=3).save(tmp_path / "other")
     before = content(other)
-    said = gf(verb, other, record, *(("--curve",) if verb == "budget" else ()), code=2)
-    assert said.startswith("gf: this look record was made with another network than the bundle's.")
+    printed = gf(verb, other, record, *(("--curve",) if verb == "budget" else ()), code=2)
+    assert printed.startswith("gf: this look record was made with another network than the bundle's.")
     assert content(other) == before
 
 
-def test_a_place_for_look_records_that_is_a_file_is_said(gf: Run, bundle: Path, pets: Path, tmp_path: Path) -> None:
+def test_a_place_for_look_records_that_is_a_file_is_reported(gf: Run, bundle: Path, pets: Path, tmp_path: Path) -> None:
     (tmp_path / "bundle-looks").write_text("mine")
-    said = gf("budget", bundle, pets, "--curve", code=2)
-    assert "the look record cannot be written to" in said
+    printed = gf("budget", bundle, pets, "--curve", code=2)
+    assert "the look record cannot be written to" in printed
     assert (tmp_path / "bundle-looks").read_text() == "mine"
 
 
@@ -448,9 +448,9 @@ def test_a_score_that_cannot_choose_a_size_never_gets_into_a_bundle(
 ) -> None:
     several = small_bundle(patch_px=(32, 48)).save(tmp_path / "several")
     before = content(several)
-    said = gf("budget", several, pets, "--curve", "--score", "value", code=2)
+    printed = gf("budget", several, pets, "--curve", "--score", "value", code=2)
     assert (
-        said
+        printed
         == "gf: with several patch sizes the score also chooses the next size, which 'value' cannot. Use confidence or entropy."
     )
     assert content(several) == before

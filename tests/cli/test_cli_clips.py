@@ -75,16 +75,16 @@ def test_of_fifty_clips_five_of_them_broken_forty_five_are_answered(
         (folder / name).write_bytes(content)
     (folder / "e").mkdir()
     (folder / "e" / "1.png").write_bytes(b"no picture")
-    code, told, err = answers(gf, bundle_folder, folder, "--batch-size", 8)
+    code, found, err = answers(gf, bundle_folder, folder, "--batch-size", 8)
     assert code == 2
-    assert len(told) == 50
-    assert [Path(a["file"]).name for a in told if "error" in a] == [*broken, "e"]
-    assert len([a for a in told if a.get("label") in ("cat", "dog", "eel")]) == 45
+    assert len(found) == 50
+    assert [Path(a["file"]).name for a in found if "error" in a] == [*broken, "e"]
+    assert len([a for a in found if a.get("label") in ("cat", "dog", "eel")]) == 45
     assert err.count("gf: ") == 6  # and the summary
     assert "gf: 45 clips in " in err
 
 
-def test_fewer_frames_than_the_network_looks_at_are_said(
+def test_fewer_frames_than_the_network_looks_at_are_reported(
     gf: Run, bundle_folder: Path, make_video: MakeVideo, tmp_path: Path
 ) -> None:
     short = make_video(tmp_path / "short.mp4", frames=2)

@@ -168,9 +168,9 @@ def test_bench_measures_on_images_that_chose_nothing(gf: Run, flat: Trained, tmp
     assert row["accuracy"] < CHANCE_AT_MOST
     (row,) = gf(*words, *quick, "--split", "train", "--json")
     assert row["accuracy"] > 0.8
-    said = gf(*words, *quick)
-    assert f"accuracy on the other half of {flat.data}, val: " in said
-    assert f"thresholds were chosen on one half of {flat.data}, val" in said
+    printed = gf(*words, *quick)
+    assert f"accuracy on the other half of {flat.data}, val: " in printed
+    assert f"thresholds were chosen on one half of {flat.data}, val" in printed
 
 
 def test_training_images_are_recognised_when_renamed_copied_or_listed_elsewhere(

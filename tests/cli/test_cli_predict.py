@@ -23,7 +23,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.cli.predict_output import Summary
 from glancefocus.data import frame_streams
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
 
 Run = Callable[..., tuple[int, str, str]]
 MakeVideo = Callable[..., Path]
@@ -61,7 +61,7 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_summary_adds_up_what_was_said() -> None:
+def test_a_summary_adds_up_the_answers() -> None:
     summary = Summary(backbone_macs=1_000_000)
     for looks, macs, sure, notes in ((1, 100_000, True, []), (3, 500_000, False, ["upscaled from 2x2 px"])):
         summary.add({"looks": looks, "cost_macs": macs, "sure": sure, "notes": notes})
@@ -159,7 +159,7 @@ def test_what_cannot_be_written_gets_a_sentence(
     assert err.startswith(sentence)
 
 
-def test_nothing_to_look_at_is_said(gf: Run, bundle_folder: Path) -> None:
+def test_nothing_to_look_at_is_reported(gf: Run, bundle_folder: Path) -> None:
     code, _, err = gf("predict", bundle_folder)
     assert code == 2
     assert "name the pictures or folders to look at, or a --camera" in err

@@ -24,11 +24,11 @@ PLACES = [
 def test_texts_for_people_do_not_say_sure(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    said = [
+    printed = [
         text for text in texts if re.search(r"\bsure\b", text) and text not in ("sure", "/sure")
     ]  # but for the field itself
     # In code `sure` is written as code, with what it means beside it.
-    assert [text for text in said if "threshold" not in text] == []
+    assert [text for text in printed if "threshold" not in text] == []
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)

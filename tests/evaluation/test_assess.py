@@ -22,8 +22,8 @@ from glancefocus.evaluation.assess import (
     solved,
     with_interval,
 )
-from glancefocus.exits.budget import direct_curve
 from glancefocus.exits.curve import best_thresholds
+from glancefocus.exits.direct import direct_curve
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.exits.table import LookTable
 

@@ -7,22 +7,16 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadBudget, BadData, BadSetting
-from glancefocus.exits.budget import (
+from glancefocus.exits.budget import SOLVERS, aim_below, solve_at, solve_curve, solve_within
+from glancefocus.exits.geometric import (
     PAPER_RATIOS,
     RELEASED_RATIOS,
-    SOLVERS,
-    aim_below,
-    check_budget,
-    check_table,
     geometric_curve,
     geometric_shares,
     geometric_thresholds,
     geometric_within,
-    solve_at,
-    solve_curve,
-    solve_within,
 )
-from glancefocus.exits.table import LookTable
+from glancefocus.exits.table import LookTable, check_budget, check_table
 
 
 def table_of(score: NDArray[np.float32]) -> LookTable:
@@ -31,10 +25,10 @@ def table_of(score: NDArray[np.float32]) -> LookTable:
 
 
 def slow_rule(score: NDArray[np.float32], ratio: float) -> tuple[list[float | None], list[int]]:
-    """The confidence from which on images leave at each look (None: nobody does), and the look at which each leaves.
+    """The confidence from which on images leave at each look (None: no image does), and the look at which each leaves.
 
     Written from the notes on the released code: out of N images floor(N x share) are to leave at a look; going through those that
-    are still there from the surest down, the last of them gives the threshold; everybody at or above it leaves.
+    are still there from the surest down, the last of them gives the threshold; all images at or above it leave.
     """
     count, looks = score.shape
     powers = [ratio**k for k in range(1, looks + 1)]
@@ -109,7 +103,7 @@ def test_the_curve_goes_from_cheap_to_dear() -> None:
     assert costs[0] < 1.1
 
 
-def test_one_look_lets_everybody_go() -> None:
+def test_one_look_stops_every_image() -> None:
     assert geometric_thresholds(table_of(np.zeros((3, 1), dtype=np.float32)), 0.5).tolist() == [0.0]
 
 
@@ -139,12 +133,12 @@ def test_the_papers_ratios_stay_below_one() -> None:
     assert wide["exits_per_look"][-1] > 80
 
 
-def test_a_budget_of_one_glance_lets_everybody_leave_there() -> None:
+def test_a_budget_of_one_glance_stops_every_image_there() -> None:
     table = one_hundred()
     assert table.point(geometric_within(table, 10.0))["exits_per_look"] == [100, 0, 0]
 
 
-def test_a_budget_for_everything_keeps_everybody() -> None:
+def test_a_budget_for_everything_allows_every_look() -> None:
     table = one_hundred()
     assert table.point(geometric_within(table, 1e9))["exits_per_look"] == [0, 0, 100]
 
@@ -215,9 +209,9 @@ def test_one_image_is_too_few() -> None:
         check_table(curve_table().rows(np.array([0])))
 
 
-def test_images_with_the_same_score_at_every_look_cannot_be_told_apart() -> None:
+def test_images_with_the_same_score_at_every_look_are_refused() -> None:
     score = np.tile(np.array([[0.25, 0.5, 0.1]], dtype=np.float32), (5, 1))
-    score[:, 2] = np.arange(5) / 5  # at the last look everybody leaves, so that scores there tell nothing
+    score[:, 2] = np.arange(5) / 5  # all images leave at the last look, so scores there do not matter
     same = LookTable(score, np.ones((5, 3), bool), np.arange(1.0, 4))
     with pytest.raises(BadData, match="all 5 images have the same score at every look .0.25 at the glance."):
         check_table(same)

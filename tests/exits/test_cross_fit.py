@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.exits.budget import direct_within, genetic_within
-from glancefocus.exits.forecast import cross_fitted, fold_of_rows
+from glancefocus.exits.budget import cross_fitted, fold_of_rows
+from glancefocus.exits.direct import direct_within
+from glancefocus.exits.genetic import genetic_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 

@@ -18,12 +18,12 @@ from glancefocus.exits.curve import (
 
 
 def point(macs: float, *thresholds: Any, accuracy: float | None = None) -> Point:
-    told = {"mean_macs": macs, "thresholds": list(thresholds)}
-    return told if accuracy is None else {**told, "accuracy": accuracy}
+    given = {"mean_macs": macs, "thresholds": list(thresholds)}
+    return given if accuracy is None else {**given, "accuracy": accuracy}
 
 
-def macs(told: Point) -> float:
-    return float(told["mean_macs"])
+def macs(given: Point) -> float:
+    return float(given["mean_macs"])
 
 
 CURVE = [
@@ -72,32 +72,32 @@ def test_points_that_cost_more_and_achieve_less_are_passed_over() -> None:
 
 
 def test_points_without_an_accuracy_are_all_taken() -> None:
-    told = [point(10, 0.2, 0.0), point(20, 0.6, 0.0), point(30, 0.4, 0.0)]
-    assert thresholds_at(told, 25, macs) == pytest.approx([0.5, 0.0], abs=1e-12)
+    given = [point(10, 0.2, 0.0), point(20, 0.6, 0.0), point(30, 0.4, 0.0)]
+    assert thresholds_at(given, 25, macs) == pytest.approx([0.5, 0.0], abs=1e-12)
 
 
 def test_a_curve_can_be_priced_in_something_else() -> None:
     milliseconds = {10.0: 1.0, 20.0: 5.0, 30.0: 6.0}
-    found = thresholds_at(CURVE, 3.0, lambda told: milliseconds[told["mean_macs"]])
+    found = thresholds_at(CURVE, 3.0, lambda given: milliseconds[given["mean_macs"]])
     assert found == pytest.approx([0.3, 0.65, 0.0], abs=1e-12)
 
 
 def test_rows_of_thresholds_are_not_mixed_because_they_name_sizes() -> None:
     cheap, dear = [[0.2, 0.9], [0.0, 0.0]], [[0.9, 0.2], [0.0, 0.0]]
-    told = [point(10, *cheap, accuracy=0.5), point(20, *dear, accuracy=0.6)]
-    assert thresholds_at(told, 19.9, macs) == cheap
-    assert thresholds_at(told, 20, macs) == dear
+    given = [point(10, *cheap, accuracy=0.5), point(20, *dear, accuracy=0.6)]
+    assert thresholds_at(given, 19.9, macs) == cheap
+    assert thresholds_at(given, 20, macs) == dear
 
 
 def test_the_best_thresholds_are_the_cheapest_within_a_tenth_of_a_percentage_point() -> None:
-    told = [
+    given = [
         point(10, 0.1, accuracy=0.8),
         point(20, 0.2, accuracy=0.8991),
         point(30, 0.3, accuracy=0.9),
         point(40, 0.4, accuracy=0.8995),
     ]
-    assert best_thresholds(told) == (0.2,)
-    assert best_thresholds([*told, point(50, 0.5, accuracy=0.95)]) == (0.5,)
+    assert best_thresholds(given) == (0.2,)
+    assert best_thresholds([*given, point(50, 0.5, accuracy=0.95)]) == (0.5,)
 
 
 def test_without_accuracies_the_middle_point_is_the_best_guess() -> None:
@@ -144,6 +144,6 @@ def test_a_budget_of_a_glance_or_more_can_be_met(budget: float, unit: str) -> No
         (math.nan, "ms", "a budget is a number of ms, but got nan"),
     ],
 )
-def test_a_budget_that_cannot_be_met_is_told(budget: float, unit: str, sentence: str) -> None:
+def test_a_budget_that_cannot_be_met_is_refused(budget: float, unit: str, sentence: str) -> None:
     with pytest.raises(BadBudget, match=sentence):
         refuse_budget(budget, 2e8 if unit == "macs" else 12.0, unit)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadBudget
-from glancefocus.exits.budget import direct_curve, direct_within, geometric_within
+from glancefocus.exits.direct import direct_curve, direct_within
+from glancefocus.exits.geometric import geometric_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 ONE_TWO = np.array([1.0, 2.0])
@@ -54,8 +55,8 @@ def test_it_is_never_worse_than_the_geometric_rule(seed: int, looks: int, rough:
             assert table.point(found)["accuracy"] >= rule["accuracy"]
 
 
-def test_a_look_that_nobody_should_pass_lets_everybody_go() -> None:
-    # Everybody is right after the second look and nobody before: within 2.5 the best is to leave exactly there, all of them.
+def test_a_look_that_no_image_should_pass_stops_all_of_them() -> None:
+    # All images are right after the second look and none before: within 2.5 it is best that all leave exactly there.
     score = np.tile(np.array([[0.5, 0.9, 0.9]], dtype=np.float32), (50, 1))
     correct = np.tile(np.array([[False, True, True]]), (50, 1))
     table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
@@ -96,7 +97,7 @@ def test_a_threshold_is_midway_between_the_last_one_that_leaves_and_the_first_th
     assert found.tolist() == pytest.approx([0.55, 0.0], abs=1e-7)
 
 
-def test_neighbouring_scores_are_still_told_apart() -> None:
+def test_neighbouring_scores_are_still_separated() -> None:
     high = np.float32(0.7)
     low = np.nextafter(high, np.float32(-1))
     table = LookTable(
@@ -129,7 +130,7 @@ def test_accuracy_that_is_spared_buys_a_lower_cost() -> None:
 
 
 def test_equal_scores_leave_together() -> None:
-    # Only one of the three may go on for 1.34, but they cannot be told apart.
+    # Only one of the three may go on for 1.34, but their scores are the same.
     score = np.array([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]], dtype=np.float32)
     table = LookTable(score, np.array([[False, True]] * 3), np.array([1.0, 2.0]))
     assert table.point(direct_within(table, 1.34))["exits_per_look"] == [3, 0]

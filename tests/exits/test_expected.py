@@ -23,7 +23,7 @@ def test_with_many_images_it_finds_how_often_answers_are_right() -> None:
     assert np.abs(table.score - chance).mean() > 0.1  # which the scores themselves do not
 
 
-def test_of_few_images_it_says_more_than_their_answers_do() -> None:
+def test_with_few_images_it_is_nearer_the_truth_than_counting() -> None:
     errors = []
     for seed in range(10):
         table, chance = overconfident(70, seed)

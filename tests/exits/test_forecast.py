@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from glancefocus.exits.budget import solve_within
-from glancefocus.exits.forecast import cross_fitted, forecast_of_choosers, forecast_of_others, images_needed
+from glancefocus.exits.budget import cross_fitted, forecast_of_choosers, forecast_of_others, images_needed, solve_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 
@@ -21,7 +20,7 @@ def leaves_half() -> Thresholds:
 
 
 def coins(tails: int, count: int = 100) -> LookTable:
-    """So many of a hundred images look twice, the others once; those that look twice are wrong."""
+    """Some of a hundred images take two looks, and are wrong; the others take one."""
     score = np.where(np.arange(count) < tails, 0.0, 1.0).astype(np.float32)[:, None].repeat(3, axis=1)
     return LookTable(score, score > 0.5, np.array([1.0, 2.0, 3.0]))
 
@@ -53,7 +52,7 @@ def test_more_images_make_the_interval_narrower_down_to_that_of_the_new_ones() -
     assert most.cost_high - most.cost == pytest.approx(left, rel=0.4)
 
 
-def test_it_says_how_many_images_would_do() -> None:
+def test_it_gives_the_number_of_images_needed() -> None:
     # 25 images gave plus or minus 0.2 of 1: a tenth needs four times as many, but for what the new images add.
     assert images_needed(0.2, 1.0, 25, 10**9) == 100
     assert images_needed(0.2, 1.0, 25, 3000) == 110  # two digits, rounded up

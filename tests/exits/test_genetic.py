@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadBudget
-from glancefocus.exits.budget import direct_within, genetic_front, genetic_within, solve_curve
-from glancefocus.exits.genetic import GeneCode, one_size_only
+from glancefocus.exits.budget import solve_curve
+from glancefocus.exits.direct import direct_within
+from glancefocus.exits.genetic import (
+    MUTATIONS,
+    GeneCode,
+    children,
+    genetic_front,
+    genetic_within,
+    one_size_only,
+    rank_front,
+    rank_within,
+)
 from glancefocus.exits.table import LookTable, path_nodes
 
 SMALL: dict[str, Any] = {"population": 24, "generations": 12}
@@ -133,6 +143,40 @@ def test_a_seed_repeats_a_search() -> None:
     assert once != other
     fronts = [[t.tolist() for t in genetic_front(table, budgets=[15.0, 30.0], seed=1, **SMALL)] for _ in range(2)]
     assert fronts[0] == fronts[1]
+
+
+# Cost and accuracy of five individuals. Nothing beats 0, 1 and 3; 3 beats 2, and 4 repeats 1.
+FOUND = np.array([[1.0, 0.5], [2.0, 0.7], [3.0, 0.6], [3.0, 0.9], [2.0, 0.7]])
+
+
+def test_the_most_accurate_within_the_budget_ranks_first_and_a_repeated_one_last() -> None:
+    assert rank_within(FOUND, 2.0).tolist() == [1, 0, 2, 3, 4]
+    assert rank_within(FOUND, 1.5).tolist()[:2] == [0, 1]  # the others cost too much, 1 by the least
+
+
+def test_the_ends_of_the_first_front_rank_before_its_middle_and_a_repeated_one_last() -> None:
+    assert rank_front(FOUND).tolist() == [0, 3, 1, 2, 4]
+
+
+def test_the_middle_of_a_front_is_ranked_by_the_distance_of_its_neighbours() -> None:
+    # Neighbours of 1 are 3 and 0.5 apart, of 2 they are 9 and 0.5: 2 stands in the emptier place.
+    found = np.array([[0.0, 0.0], [1.0, 0.25], [3.0, 0.5], [10.0, 0.75]])
+    assert rank_front(found).tolist() == [0, 3, 2, 1]
+
+
+def test_children_take_the_genes_of_parents_and_a_few_mutations() -> None:
+    random = np.random.default_rng(0)
+    parents = random.random((400, 10))
+    young = children(parents, random)
+    assert young.shape == parents.shape
+    assert 0 <= young.min() <= young.max() <= 1
+    inherited = np.array([np.isin(young[:, gene], parents[:, gene]) for gene in range(10)])
+    assert (~inherited).sum() / 400 == pytest.approx(MUTATIONS, abs=0.15)
+    # Of two parents drawn at random the better one is taken: two thirds of the way up the ranking on average.
+    rank = [
+        np.argsort(parents[:, g])[np.searchsorted(np.sort(parents[:, g]), young[inherited[g], g])] for g in range(10)
+    ]
+    assert np.concatenate(rank).mean() == pytest.approx(400 / 3, rel=0.05)
 
 
 def test_genes_stand_for_thresholds_and_back() -> None:

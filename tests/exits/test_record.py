@@ -1,4 +1,4 @@
-"""A look record is small, whole or not there, and says whose it is."""
+"""A look record is small, complete or absent, and describes its network and data."""
 
 import json
 import resource
@@ -25,23 +25,23 @@ def columns(count: int, nodes: int, seed: int = 0) -> dict[str, NDArray[Any]]:
     return {**scores, "answer": random.integers(0, 5, (count, nodes)), "label": random.integers(0, 5, count)}
 
 
-def written(folder: Path, told: RecordAbout | None = None, batch_size: int = 3) -> dict[str, NDArray[Any]]:
+def written(folder: Path, described: RecordAbout | None = None, batch_size: int = 3) -> dict[str, NDArray[Any]]:
     """Write a record batch by batch, as it is done in earnest; returns what went into it."""
-    told = about() if told is None else told
-    content = columns(told.images, told.nodes)
-    with writing_record(folder, told) as writer:
-        for start in range(0, told.images, batch_size):
+    described = about() if described is None else described
+    content = columns(described.images, described.nodes)
+    with writing_record(folder, described) as writer:
+        for start in range(0, described.images, batch_size):
             writer.add(**{name: values[start : start + batch_size] for name, values in content.items()})
     return content
 
 
 @pytest.mark.parametrize(("patch_px", "nodes"), [((32,), 3), (TWO_SIZES, 1 + 2 + 4)])
 def test_what_was_written_is_read_again(patch_px: tuple[int, ...], nodes: int, tmp_path: Path) -> None:
-    told = about(images=7, patch_px=patch_px)
-    content = written(tmp_path / "deep" / "record", told)
+    described = about(images=7, patch_px=patch_px)
+    content = written(tmp_path / "deep" / "record", described)
     record = LookRecord.load(tmp_path / "deep" / "record")
-    assert record.about == told
-    assert told.nodes == nodes
+    assert record.about == described
+    assert described.nodes == nodes
     for name, values in content.items():
         assert np.array_equal(getattr(record, name), values), name
     assert record.confidence.shape == (7, nodes)
@@ -49,8 +49,8 @@ def test_what_was_written_is_read_again(patch_px: tuple[int, ...], nodes: int, t
 
 
 def test_fifty_thousand_images_with_five_looks_take_well_under_ten_million_bytes(tmp_path: Path) -> None:
-    told = about(images=50_000, looks=5)
-    written(tmp_path / "record", told, batch_size=10_000)
+    described = about(images=50_000, looks=5)
+    written(tmp_path / "record", described, batch_size=10_000)
     # three scores of 4 bytes and an answer of 2 for each look, and a label of 2: 72 bytes an image
     used = sum(path.stat().st_size for path in (tmp_path / "record").iterdir())
     assert 3_600_000 < used < 3_610_000
@@ -109,7 +109,7 @@ def test_scores_that_are_not_numbers_are_refused_and_nothing_is_left(name: str, 
 
 
 class Stopped(BaseException):
-    """As if somebody pressed Ctrl-C."""
+    """As if the user pressed Ctrl-C."""
 
 
 def test_an_interrupted_writing_leaves_nothing(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_too_few_images_are_not_a_record(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(BadData, match="the look record cannot be written to .*file: File exists"),
@@ -153,7 +153,7 @@ def test_a_record_of_another_network_or_other_data_is_refused(tmp_path: Path) ->
     record.check_made_for("net-1", "data-1")
     with pytest.raises(BadData, match="made with another network than the bundle's. Leave it out"):
         record.check_made_for("net-2", "data-1")
-    with pytest.raises(BadData, match=r"is of other data \(pets, val\). Leave it out: it is made anew"):
+    with pytest.raises(BadData, match=r"is of other data \(pets, val\). Leave it out: it is made again"):
         record.check_made_for("net-1", "data-2")
 
 
@@ -181,7 +181,7 @@ def edit(folder: Path, **changes: Any) -> None:
         {"more": 1},
     ],
 )
-def test_a_record_with_a_damaged_description_is_said(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_record_with_a_damaged_description_is_reported(changes: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "record")
     edit(tmp_path / "record", **changes)
     wrong = "another format" if "format" in changes else next(iter(changes))
@@ -189,7 +189,7 @@ def test_a_record_with_a_damaged_description_is_said(changes: dict[str, Any], tm
         LookRecord.load(tmp_path / "record")
 
 
-def test_scores_in_a_file_that_are_not_finite_are_said_when_they_are_used(tmp_path: Path) -> None:
+def test_scores_in_a_file_that_are_not_finite_are_reported_when_they_are_used(tmp_path: Path) -> None:
     written(tmp_path / "record")
     scores = np.load(tmp_path / "record" / "value.npy")
     scores[1, 1] = np.nan
@@ -200,7 +200,7 @@ def test_scores_in_a_file_that_are_not_finite_are_said_when_they_are_used(tmp_pa
         record.table((1, 2, 3), score="value")
 
 
-def test_a_full_disk_is_said_before_the_first_look_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_the_first_look_and_nothing_is_left(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_before_the_first_look_and_nothing_is_left(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_while_a_record_is_written_is_said(
+def test_a_disk_that_fills_up_while_a_record_is_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("os.posix_fallocate")  # as on systems without it
@@ -235,7 +235,7 @@ def test_a_disk_that_fills_up_while_a_record_is_written_is_said(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", "{}", '{"format": 1}'])
-def test_a_description_of_something_else_is_said(content: str, tmp_path: Path) -> None:
+def test_a_description_of_something_else_is_reported(content: str, tmp_path: Path) -> None:
     written(tmp_path / "record")
     (tmp_path / "record" / "about.json").write_text(content)
     with pytest.raises(BadData, match="record is not a look record, or it is damaged"):
@@ -244,7 +244,7 @@ def test_a_description_of_something_else_is_said(content: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["confidence", "entropy", "value", "answer", "label"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut short", "text", "objects"])
-def test_a_damaged_file_is_said(damage: str, name: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported(damage: str, name: str, tmp_path: Path) -> None:
     written(tmp_path / "record")
     file = tmp_path / "record" / f"{name}.npy"
     content = file.read_bytes()
@@ -259,7 +259,7 @@ def test_a_damaged_file_is_said(damage: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"images": 5}, {"looks": 4}, {"patch_px": [32, 48]}])
-def test_files_that_do_not_fit_together_are_said(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_files_that_do_not_fit_together_are_reported(changes: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path / "record")
     edit(tmp_path / "record", **changes)
     with pytest.raises(BadData, match="confidence.npy does not fit the record's other files. Remove the folder"):

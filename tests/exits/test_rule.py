@@ -1,4 +1,4 @@
-"""Who leaves after which look, sure or out of looks or out of time; and with several patch sizes, which one comes next."""
+"""Which images stop after which look, sure or out of looks or out of time; and the size of the next patch."""
 
 import math
 from collections.abc import Callable
@@ -46,20 +46,20 @@ def test_a_last_threshold_of_zero_means_out_of_looks(look_with: Callable[..., Lo
     assert rule.leaves(look_with([0.99], number=2)).tolist() == [True]
 
 
-def test_a_threshold_of_zero_before_the_last_lets_everybody_go_sure(look_with: Callable[..., Look]) -> None:
+def test_a_threshold_of_zero_before_the_last_stops_every_image_as_sure(look_with: Callable[..., Look]) -> None:
     rule = ExitRule([0.0, 0.0])
     assert rule.leaves(look_with([0.5, 0.6])).tolist() == [True, True]
     assert rule.sure(look_with([0.5, 0.6])).tolist() == [True, True]
 
 
-def test_a_threshold_of_one_lets_nobody_go(look_with: Callable[..., Look]) -> None:
+def test_a_threshold_of_one_stops_no_image(look_with: Callable[..., Look]) -> None:
     look = look_with([0.5])
     certain = Look(**{**vars(look), "logits": torch.tensor([[100.0, -100.0]])})
     assert certain.confidence.item() == 1.0
     assert not ExitRule([1.0, 0.0]).leaves(certain).item()
 
 
-def test_every_look_is_taken_by_everybody_and_nobody_is_sure(look_with: Callable[..., Look]) -> None:
+def test_every_look_is_taken_by_every_image_and_none_is_sure(look_with: Callable[..., Look]) -> None:
     rule = every_look(3)
     assert rule.looks == 3
     for number in (1, 2):
@@ -228,7 +228,7 @@ def test_another_look_is_allowed_if_it_is_over_in_time_at_the_pace_so_far(look_w
         assert deadline.allows_another(look_with([0.5], number=number)) == allowed
 
 
-def test_when_time_is_up_everybody_leaves_and_only_the_sure_are_sure(look_with: Callable[..., Look]) -> None:
+def test_when_time_is_up_every_image_stops_and_only_the_sure_are_sure(look_with: Callable[..., Look]) -> None:
     clock = Clock(1.0)
     rule = ExitRule([0.9, 0.9, 0.0], deadline=Deadline(clock, starts_at=0.0, ends_at=10.0))
     look = look_with([0.95, 0.6])

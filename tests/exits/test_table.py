@@ -1,4 +1,4 @@
-"""A look table says what thresholds cost and achieve."""
+"""A look table gives the cost and the accuracy of thresholds."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_an_image_leaves_after_the_first_look_above_its_threshold() -> None:
     assert four_images().exits(np.array([0.5, 0.5, 0.5], dtype=np.float32)).tolist() == [0, 1, 2, 2]
 
 
-def test_the_last_look_lets_everybody_go_whatever_its_threshold() -> None:
+def test_the_last_look_stops_every_image_whatever_its_threshold() -> None:
     assert four_images().exits(np.array([1.0, 1.0, 1.0], dtype=np.float32)).tolist() == [2, 2, 2, 2]
 
 
@@ -147,7 +147,7 @@ def test_one_size_only_is_the_path_of_that_size_through_the_tree() -> None:
         assert table.exits(thresholds).tolist() == [nodes[look] for look in table.fixed_size(size).exits(own)]
 
 
-def test_everybody_can_stay_and_everybody_can_leave() -> None:
+def test_every_image_can_stay_and_every_image_can_stop() -> None:
     for sizes, last in ((1, 2), (2, 6)):
         table = tree_table(np.random.default_rng(4), 20, looks=3, sizes=sizes)
         assert set(table.exits(table.stay()).tolist()) == {last}

@@ -1,4 +1,4 @@
-"""`gf predict` and exported programs say the same of a picture in the same form, as docs/predict.md describes it."""
+"""`gf predict` and exported programs print the same answers in the same form, as docs/predict.md describes it."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ import pytest
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS
+from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "file": str,
@@ -31,23 +31,23 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "predict.md"
 
 
-def check_form(said: dict[str, Any]) -> None:
+def check_form(answered: dict[str, Any]) -> None:
     """Fails unless this is what docs/predict.md promises."""
-    if "error" in said:
-        assert list(said) == ["file", "error"]
-        assert isinstance(said["error"], str)
+    if "error" in answered:
+        assert list(answered) == ["file", "error"]
+        assert isinstance(answered["error"], str)
         return
-    assert tuple(said) == FIELDS
+    assert tuple(answered) == FIELDS
     for name, kind in TYPES.items():
-        assert isinstance(said[name], kind), (name, said[name])
-    focus_looks = said["looks"] - 1
-    assert len(said["where"]) == len(said["boxes"]) == len(said["patch_px"]) == focus_looks
-    assert all(isinstance(share, float) and len(place) == 2 for place in said["where"] for share in place)
-    assert all(isinstance(edge, int) and len(box) == 4 for box in said["boxes"] for edge in box)
-    assert all(isinstance(px, int) for px in said["patch_px"])
-    assert all(list(one) == ["label", "confidence"] for one in said["top"])
-    assert all(isinstance(note, str) for note in said["notes"])
-    assert (said["threshold"] is None) == (not said["sure"])
+        assert isinstance(answered[name], kind), (name, answered[name])
+    focus_looks = answered["looks"] - 1
+    assert len(answered["where"]) == len(answered["boxes"]) == len(answered["patch_px"]) == focus_looks
+    assert all(isinstance(share, float) and len(place) == 2 for place in answered["where"] for share in place)
+    assert all(isinstance(edge, int) and len(box) == 4 for box in answered["boxes"] for edge in box)
+    assert all(isinstance(px, int) for px in answered["patch_px"])
+    assert all(list(one) == ["label", "confidence"] for one in answered["top"])
+    assert all(isinstance(note, str) for note in answered["notes"])
+    assert (answered["threshold"] is None) == (not answered["sure"])
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def _from_csv(row: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_both_say_the_same_in_the_same_form(
+def test_both_print_the_same_in_the_same_form(
     form: str,
     onnx_folder: Path,
     exported_bundle: Bundle,
@@ -102,7 +102,7 @@ def test_both_say_the_same_in_the_same_form(
     ours = read(printed_by_gf(exported_bundle, tmp_path, capsys, *words), form)
     theirs = read(printed_by_program(onnx_folder, *words), form)
     assert len(ours) == len(theirs) == len(asked)
-    assert len({said.get("looks") for said in ours}) > 2
+    assert len({answered.get("looks") for answered in ours}) > 2
     for one, other in zip(ours, theirs, strict=True):
         check_form(one)
         check_form(other)
@@ -111,7 +111,7 @@ def test_both_say_the_same_in_the_same_form(
         if "error" not in one:
             assert one["confidence"] == pytest.approx(other["confidence"], abs=1e-4)
             assert [t["label"] for t in one["top"]] == [t["label"] for t in other["top"]]
-    assert [said["notes"] for said in ours if said.get("notes")] == [["upscaled from 20x9 px"]]
+    assert [answered["notes"] for answered in ours if answered.get("notes")] == [["upscaled from 20x9 px"]]
 
 
 def test_one_picture_has_the_same_form_as_several(
@@ -121,17 +121,17 @@ def test_one_picture_has_the_same_form_as_several(
         printed_by_gf(exported_bundle, tmp_path, capsys, grey, "--json"),
         printed_by_program(onnx_folder, grey, "--json"),
     ):
-        (said,) = json.loads(text)
-        check_form(said)
+        (answered,) = json.loads(text)
+        check_form(answered)
 
 
-def test_an_exported_program_prints_lines_of_json_unless_told_otherwise(onnx_folder: Path, grey: Path) -> None:
+def test_an_exported_program_prints_lines_of_json_by_default(onnx_folder: Path, grey: Path) -> None:
     assert printed_by_program(onnx_folder, grey) == printed_by_program(onnx_folder, grey, "--jsonl")
 
 
 def test_the_document_names_every_field_with_its_kind() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    kinds = {str: "text", float: "number", int: "whole number", bool: "true or false", list: "list"}
+    kinds = {str: "text", float: "number", int: "integer", bool: "true or false", list: "list"}
     for name, kind in TYPES.items():
         first = kind if isinstance(kind, type) else kind[0]
         assert f"| `{name}` | {kinds[first]}" in text

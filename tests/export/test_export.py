@@ -12,7 +12,7 @@ import pytest
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.errors import BadExport, MissingExtra
-from glancefocus.export import deliver, writing
+from glancefocus.export import deliver, formats
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import FORMATS, Format
 from glancefocus.export.samples import calibration_samples, made_up, open_sample
@@ -29,11 +29,11 @@ def bundle_folder(exported_bundle: Bundle, tmp_path_factory: pytest.TempPathFact
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["export", *map(str, words)])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert ended.value.code == 2
-    assert "Traceback" not in told.err
-    assert told.out == ""
-    return told.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+    return printed.err
 
 
 def test_an_export_holds_graphs_loop_description_and_readme(onnx_folder: Path, described: Described) -> None:
@@ -73,14 +73,14 @@ def test_the_command_compares_on_the_images_that_are_named(
 ) -> None:
     pytest.importorskip("openvino", reason="needs the extra openvino")
     # OpenVINO converts ONNX graphs, and those of this bundle have been written already.
-    monkeypatch.setattr(writing, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
+    monkeypatch.setattr(formats, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
     words = ["export", bundle_folder, "--to", "openvino", "-o", tmp_path / "out", "--images", pictures, "--json"]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--max-images", "9"])
     assert ended.value.code == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["graphs"] == ["glance.xml", "aim_32.xml", "focus.xml"]
-    own = told["compared"]["ways"]["stopping above thresholds"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["graphs"] == ["glance.xml", "aim_32.xml", "focus.xml"]
+    own = printed["compared"]["ways"]["stopping above thresholds"]
     assert (own["images"], own["same_answers"], own["same_looks"]) == (9, 9, 9)
     assert own["accuracy_before"] == own["accuracy_after"] == 1.0  # the folders are named as the network answers
     assert described(tmp_path / "out")["runtime"] == "openvino"
@@ -110,8 +110,8 @@ def test_a_folder_of_something_else_is_left_alone(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    told = refused(capsys, bundle_folder, "--to", "onnx", "-o", tmp_path)
-    assert told == f"gf: {tmp_path} exists and is not an export; it was left as it is. Choose another place.\n"
+    printed = refused(capsys, bundle_folder, "--to", "onnx", "-o", tmp_path)
+    assert printed == f"gf: {tmp_path} exists and is not an export; it was left as it is. Choose another place.\n"
     (tmp_path / "glancefocus.json").write_text("{}")
     assert "is not an export" in refused(capsys, bundle_folder, "--to", "onnx", "-o", tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
@@ -132,7 +132,7 @@ def test_a_folder_of_something_else_is_left_alone(
         ),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
+def test_a_mistake_is_reported_in_a_sentence_and_nothing_is_written(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
     assert sentence in refused(capsys, bundle_folder, "-o", tmp_path / "out", *words)
@@ -148,7 +148,7 @@ def test_a_mistake_is_told_in_a_sentence_and_nothing_is_written(
         ("executorch", "executorch", "make environment-executorch"),
     ],
 )
-def test_a_missing_package_says_how_to_get_it(
+def test_a_missing_package_is_reported_with_how_to_install_it(
     exported_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, package: str, advice: str
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
@@ -200,15 +200,15 @@ def test_images_that_calibrate_do_not_measure(exported_bundle: Bundle, pictures:
 
 
 @pytest.mark.usefixtures("graphs_of_before")
-def test_int8_graphs_are_smaller_and_their_accuracy_is_told(
+def test_int8_graphs_are_smaller_and_their_accuracy_is_reported(
     exported_bundle: Bundle, onnx_folder: Path, pictures: Path, tmp_path: Path, described: Described
 ) -> None:
     about = export_bundle(exported_bundle, tmp_path / "out", "onnx", int8=Int8(str(pictures), max_drop=0.5))
-    told = about["int8"]
-    assert told == described(tmp_path / "out")["int8"]
-    assert told["covers"] in ("everything", "convolutions")
-    assert (told["accuracy_before"], told["calibration_images"], told["images"]) == (1.0, 12, 12)
-    assert told["accuracy_after"] == about["compared"]["ways"]["stopping above thresholds"]["accuracy_after"]
+    int8 = about["int8"]
+    assert int8 == described(tmp_path / "out")["int8"]
+    assert int8["covers"] in ("everything", "convolutions")
+    assert (int8["accuracy_before"], int8["calibration_images"], int8["images"]) == (1.0, 12, 12)
+    assert int8["accuracy_after"] == about["compared"]["ways"]["stopping above thresholds"]["accuracy_after"]
     whole = {file.name for file in onnx_folder.iterdir()}
     assert {file.name for file in (tmp_path / "out").iterdir()} == whole - {"looks.onnx"}  # that is of full precision
     assert "one_graph" not in about

@@ -1,9 +1,10 @@
-"""predict.py of an exported folder: it runs where there is neither torch nor glancefocus, and answers as the bundle does."""
+"""predict.py of an exported folder: it runs without torch and without glancefocus, and answers as the bundle does."""
 
 import ast
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.export.formats import FORMATS
-from glancefocus.export.script import predict_script
+from glancefocus.export.standalone import predict
 
 WITHOUT_OURS = """
 import runpy, sys
@@ -47,7 +48,7 @@ def test_it_answers_as_the_bundle_without_torch(onnx_folder: Path, exported_bund
     assert [line["confidence"] for line in lines] == pytest.approx(outcome.confidence.tolist(), abs=1e-5)
 
 
-def test_a_bad_file_is_told_and_the_others_are_answered(onnx_folder: Path, grey: Path, tmp_path: Path) -> None:
+def test_a_bad_file_is_reported_and_the_others_are_answered(onnx_folder: Path, grey: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
     macs = json.loads((onnx_folder / "glancefocus.json").read_text())["cheapest"]["mean_macs"]
     code, lines, _ = run(onnx_folder, tmp_path / "broken.png", grey, tmp_path / "absent.png", "--budget-macs", macs)
@@ -62,11 +63,34 @@ def test_a_budget_below_one_glance_is_refused(onnx_folder: Path, grey: Path) -> 
     assert "a budget of 1 multiply-adds is less than one glance" in err
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_the_script_needs_its_own_runtime_only(to: str) -> None:
-    tree = ast.parse(predict_script(FORMATS[to]))
-    names = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
-    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    others = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
-    runtime = {"onnx": {"onnxruntime"}, "openvino": {"openvino"}, "litert": {"ai_edge_litert"}}
-    assert others == {"numpy", "PIL"} | runtime.get(to, {"executorch", "torch"})
+def test_the_program_is_copied_byte_for_byte(onnx_folder: Path) -> None:
+    assert (onnx_folder / "predict.py").read_bytes() == Path(predict.__file__).read_bytes()
+
+
+def test_the_program_has_a_class_for_the_runtime_of_every_format() -> None:
+    assert predict.RUNTIMES.keys() == FORMATS.keys()
+    for name, one in FORMATS.items():
+        assert f"{name}  {one.runtime}" in (predict.__doc__ or "")
+
+
+def test_the_program_imports_a_runtime_only_where_it_is_used() -> None:
+    tree = ast.parse(Path(predict.__file__).read_text(encoding="utf-8"))
+    assert imported(tree.body) == {"numpy", "PIL"}
+    inside = {
+        node.name: imported(list(ast.walk(node)))
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    assert {name: packages for name, packages in inside.items() if packages} == {
+        "OnnxGraphs": {"onnxruntime"},
+        "OpenvinoGraphs": {"openvino"},
+        "ExecutorchGraphs": {"executorch", "torch"},
+        "LitertGraphs": {"ai_edge_litert"},
+    }
+
+
+def imported(nodes: Sequence[ast.AST]) -> set[str]:
+    """Packages outside the standard library that these statements import."""
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)

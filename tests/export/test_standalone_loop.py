@@ -11,13 +11,11 @@ import torch
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadBudget, BadExport, BadSetting
-from glancefocus.export.compare import Comparison, compare, refuse_differences, rounding_decides, ways_of_looking
+from glancefocus.export.compare import Tally, compare, refuse_differences, rounding_decides, ways_of_looking
 from glancefocus.export.formats import FORMATS
 from glancefocus.export.manifest import check_exportable, describe
 from glancefocus.export.samples import made_up
-from glancefocus.export.standalone.loop import Looker
-from glancefocus.export.standalone.stopping import thresholds_for
-from glancefocus.export.standalone.views import Array, see
+from glancefocus.export.standalone.predict import Array, Looker, scene_of, thresholds_for
 from glancefocus.network.parts import take_apart
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -54,7 +52,7 @@ def looker_of(bundle: Bundle) -> tuple[Looker, TorchGraphs]:
 def scores_after(bundle: Bundle) -> Array:
     """(images, looks) how sure the bundle is of the made-up pictures after every look."""
     looker, _ = looker_of(bundle)
-    images = [see(frames, looker.about) for frames in next(made_up(bundle.settings).batches())]
+    images = [scene_of(frames, looker.manifest) for frames in next(made_up(bundle.settings).batches())]
     return np.array([row.scores for row in looker.look(images)])
 
 
@@ -96,20 +94,22 @@ def test_the_loop_answers_as_the_bundle(small_bundle: Callable[..., Bundle], kin
 
 
 @pytest.mark.parametrize(("kind", "score"), [("several sizes", "confidence"), ("recurrent", "value")])
-def test_costs_and_boxes_are_told_as_by_the_bundle(small_bundle: Callable[..., Bundle], kind: str, score: str) -> None:
+def test_costs_and_boxes_are_the_same_as_the_bundles(
+    small_bundle: Callable[..., Bundle], kind: str, score: str
+) -> None:
     bundle = small_bundle(**KINDS[kind])
     bundle.score = score
     bundle.thresholds = splitting(bundle)
     looker, _ = looker_of(bundle)
     pictures = [frames[0] for frames in next(made_up(bundle.settings).batches())]
     outcome = bundle.predict(pictures)
-    rows = looker.look([see([picture], looker.about) for picture in pictures], looker.about["thresholds"])
-    told = [looker.answer("a.png", row) for row in rows]
-    assert len({line["cost_macs"] for line in told}) > 1
-    assert [line["cost_macs"] for line in told] == outcome.cost_macs.tolist()
-    assert [line["label"] for line in told] == outcome.label
-    assert [line["sure"] for line in told] == outcome.sure.tolist()
-    assert [len(line["boxes"]) for line in told] == (outcome.looks - 1).tolist()
+    rows = looker.look([scene_of([picture], looker.manifest) for picture in pictures], looker.manifest["thresholds"])
+    lines = [looker.answer("a.png", row) for row in rows]
+    assert len({line["cost_macs"] for line in lines}) > 1
+    assert [line["cost_macs"] for line in lines] == outcome.cost_macs.tolist()
+    assert [line["label"] for line in lines] == outcome.label
+    assert [line["sure"] for line in lines] == outcome.sure.tolist()
+    assert [len(line["boxes"]) for line in lines] == (outcome.looks - 1).tolist()
 
 
 CURVE = [
@@ -128,13 +128,13 @@ def test_budgets_give_the_thresholds_that_the_bundle_gives(small_bundle: Callabl
     looker, _ = looker_of(bundle)
     for budget in np.linspace(glance, everything, 23).tolist():
         ours = bundle.exit_rule(budget_macs=budget).thresholds
-        assert thresholds_for(looker.about, budget_macs=budget) == pytest.approx(list(ours), abs=1e-12)
+        assert thresholds_for(looker.manifest, budget_macs=budget) == pytest.approx(list(ours), abs=1e-12)
     with pytest.raises(BadBudget):
         bundle.exit_rule(budget_macs=glance - 1)
     with pytest.raises(ValueError, match="is less than one glance"):
-        thresholds_for(looker.about, budget_macs=glance - 1)
+        thresholds_for(looker.manifest, budget_macs=glance - 1)
     with pytest.raises(ValueError, match="there are no operating points"):
-        thresholds_for({**looker.about, "curve": []}, budget_macs=glance + step)
+        thresholds_for({**looker.manifest, "curve": []}, budget_macs=glance + step)
 
 
 @pytest.mark.parametrize("kind", ["several sizes"])
@@ -142,17 +142,17 @@ def test_a_number_of_looks_is_taken_exactly(small_bundle: Callable[..., Bundle],
     bundle = small_bundle(**KINDS[kind])
     looker, _ = looker_of(bundle)
     pictures = [frames[0] for frames in next(made_up(bundle.settings, 4).batches())]
-    rows = looker.look([see([p], looker.about) for p in pictures], thresholds_for(looker.about, looks=2))
+    rows = looker.look([scene_of([p], looker.manifest) for p in pictures], thresholds_for(looker.manifest, looks=2))
     assert [row.looks for row in rows] == [2] * 4
     assert {px for row in rows for _, _, px in row.patches} == {max(bundle.settings.patch_px)}
     assert [int(row.logits.argmax()) for row in rows] == bundle.predict(pictures, looks=2).answer.tolist()
     with pytest.raises(ValueError, match="takes 1 to 3 looks, not 4"):
-        thresholds_for(looker.about, looks=4)
+        thresholds_for(looker.manifest, looks=4)
 
 
 def test_graphs_of_another_network_are_refused(small_bundle: Callable[..., Bundle]) -> None:
     bundle, other = small_bundle(), small_bundle(seed=1)
-    looker = Looker(looker_of(bundle)[0].about, TorchGraphs(other))
+    looker = Looker(looker_of(bundle)[0].manifest, TorchGraphs(other))
     found = compare(bundle, looker, made_up(bundle.settings), ways_of_looking(bundle)["every look"])
     assert found.answers < 32
     with pytest.raises(BadExport, match="do not answer as the network does on .* of 32 images"):
@@ -161,21 +161,21 @@ def test_graphs_of_another_network_are_refused(small_bundle: Callable[..., Bundl
 
 def test_confidences_that_drift_are_refused() -> None:
     with pytest.raises(BadExport, match="differ by up to 0.002"):
-        refuse_differences(Comparison(images=1, answers=1, looks=1, confidence_difference=0.002), "every look")
+        refuse_differences(Tally(images=1, answers=1, looks=1, confidence_difference=0.002), "every look")
     with pytest.raises(BadExport, match="differ by up to nan"):
-        refuse_differences(Comparison(images=1, answers=1, looks=1, confidence_difference=float("nan")), "every look")
+        refuse_differences(Tally(images=1, answers=1, looks=1, confidence_difference=float("nan")), "every look")
 
 
 def test_rounding_decides_only_on_the_very_threshold(small_bundle: Callable[..., Bundle]) -> None:
     bundle = small_bundle(looks=1)
     looker, _ = looker_of(bundle)
     picture = next(made_up(bundle.settings, 1).batches())[0]
-    (row,) = looker.look([see(picture, looker.about)])
+    (row,) = looker.look([scene_of(picture, looker.manifest)])
     assert rounding_decides(row, [row.scores[0] + 5e-5])
     assert not rounding_decides(row, [row.scores[0] + 5e-4])
 
 
 def test_leaving_at_random_is_not_exported(small_bundle: Callable[..., Bundle]) -> None:
     bundle = replace(small_bundle(), score="random")
-    with pytest.raises(BadSetting, match="this bundle leaves at random"):
+    with pytest.raises(BadSetting, match="this bundle stops at random"):
         check_exportable(bundle)

@@ -11,7 +11,7 @@ from PIL import Image
 from glancefocus.data.clips import frame_indexes
 from glancefocus.data.images import as_rgb as as_rgb_of_ours
 from glancefocus.data.views import as_pixels, view_picture
-from glancefocus.export.standalone import views
+from glancefocus.export.standalone import predict
 from glancefocus.region import shrink
 from glancefocus.settings import ViewSettings, to_plain
 
@@ -29,7 +29,7 @@ def about(view: ViewSettings, **more: Any) -> dict[str, Any]:
 def test_a_glance_is_the_same_as_by_torch(resize: Any, height: int, width: int, px: int) -> None:
     image = np.asarray(noise(height, width))
     ours = shrink(torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float(), px, resize)[0].permute(1, 2, 0)
-    np.testing.assert_allclose(views.shrink(image, px, resize), ours.numpy(), atol=2e-3)  # of 255
+    np.testing.assert_allclose(predict.shrink(image, px, resize), ours.numpy(), atol=2e-3)  # of 255
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -39,7 +39,7 @@ def test_a_view_has_the_same_pixels_and_boxes(fit: Any, interpolation: Any, heig
     view = ViewSettings(fit=fit, height_px=48, width_px=32, interpolation=interpolation)
     picture = noise(height, width)
     image, placement = view_picture(picture, as_pixels(view), 16)
-    seen = views.see([picture], about(view))
+    seen = predict.scene_of([picture], about(view))
     assert np.array_equal(seen.frames[0], (image * 255).round().byte().permute(1, 2, 0).numpy())
     assert seen.to_box(3, 5, 16) == list(placement.box_in_picture(3, 5, 16))
     assert seen.notes == ([placement.note] if placement.note else [])
@@ -54,7 +54,7 @@ def test_a_file_is_turned_upright_and_its_transparency_is_white(tmp_path: Path) 
     clear.save(tmp_path / "clear.png")
     Image.fromarray(np.arange(576, dtype=np.uint16).reshape(24, 24) * 113).save(tmp_path / "deep.png")
     for name in ("turned.png", "clear.png", "deep.png"):
-        seen = views.read(tmp_path / name, about(ViewSettings(fit="whole")))
+        seen = predict.read_scene(tmp_path / name, about(ViewSettings(fit="whole")))
         with Image.open(tmp_path / name) as picture:
             assert np.array_equal(seen.frames[0], np.asarray(as_rgb_of_ours(picture)))
 
@@ -65,13 +65,13 @@ def test_frames_of_a_folder_are_evenly_spaced_in_their_order(tmp_path: Path, cou
     clip.mkdir()
     for number in range(count):
         Image.new("RGB", (16, 16), (number, 0, 0)).save(clip / f"frame{number}.png")  # frame10 comes after frame9
-    seen = views.read(clip, about(ViewSettings(fit="whole"), frames=4))
+    seen = predict.read_scene(clip, about(ViewSettings(fit="whole"), frames=4))
     assert [int(frame[0, 0, 0]) for frame in seen.frames] == frame_indexes(count, 4)
-    assert list(views.find([str(tmp_path)], 4)) == [clip]
+    assert list(predict.find_pictures([str(tmp_path)], 4)) == [clip]
 
 
 def test_an_image_smaller_than_a_patch_is_upscaled() -> None:
-    seen = views.see([noise(12, 30)], about(ViewSettings(fit="whole")))
+    seen = predict.scene_of([noise(12, 30)], about(ViewSettings(fit="whole")))
     assert seen.frames[0].shape == (16, 40, 3)
     assert seen.notes == ["upscaled from 30x12 px"]
     assert seen.to_box(0, 24, 16) == [18, 0, 30, 12]

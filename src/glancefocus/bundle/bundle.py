@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,7 +198,7 @@ class Bundle:
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
         sources = predicting.listed(pictures, self.settings.frames)
-        viewed = map(self._viewed, sources)
+        viewed = map(partial(predicting.viewed, self), sources)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
             batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
@@ -235,7 +236,7 @@ class Bundle:
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = (None if picture is None else self._viewed(picture) for picture in pictures)
+        viewed = map(partial(predicting.arrived, self), pictures)  # a generator would keep the last picture in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -263,9 +264,6 @@ class Bundle:
     def least_px(self) -> int:
         """Side of the largest patch; smaller pictures are upscaled until it fits."""
         return predicting.least_px(self.settings)
-
-    def _viewed(self, picture: Picture | Viewed) -> Viewed:
-        return picture if isinstance(picture, Viewed) else self.view(picture)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""

@@ -91,7 +91,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
-    """The network that the settings file describes; refused before it is built where it does not fit into memory."""
+    """The network that the settings file describes; refused, before it is built, if it does not fit into memory."""
     try:
         settings = from_plain(NetworkSettings, plain.get("network"), "network")
         needed = loading_bytes(settings)
@@ -99,14 +99,14 @@ def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
         raise BadBundle(f"{file} does not describe a network: {error}") from None
     if needed > (free := available_bytes()):
         raise BadBundle(
-            f"the network of {file} needs at least {needed / 1e9:,.1f} GB to be loaded and to look, "
+            f"the network of {file} needs at least {needed / 1e9:,.1f} GB to be loaded and to predict, "
             f"but {free / 1e9:,.1f} GB are free. Use a machine with more memory; or the file is damaged."
         )
     return settings
 
 
 def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
-    """The weights of the bundle in a folder; of an encoder that is shared they are there once."""
+    """The weights of the bundle in a folder; a shared encoder is stored only once."""
     file = folder / WEIGHTS_FILE
     try:
         if file.stat().st_size > (most := _ROOM * weight_bytes(settings) + MOST_HEADER_BYTES):
@@ -139,7 +139,7 @@ def read_split(folder: Path) -> SplitRecord | None:
 
 
 def update_split(folder: Path, split: SplitRecord | None) -> None:
-    """Write the record of the split into a bundle, where it is not there already."""
+    """Write the record of the split into a bundle, unless it is there already."""
     if split is not None and split != read_split(folder):
         write_file(folder / SPLIT_FILE, lambda stream: stream.write(split.packed))
 
@@ -158,11 +158,11 @@ def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, st
         if split is not None:
             write_file(aside / SPLIT_FILE, lambda stream: stream.write(split.packed))
         safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
-        shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # which safetensors lets only the user read
+        shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # safetensors lets only the user read it
 
 
 def card_header(settings: NetworkSettings, notes: dict[str, Any]) -> list[str]:
-    """The lines of the header, its fences included."""
+    """The lines of the YAML header of the model card."""
     task = "image-classification" if settings.frames == 1 else "video-classification"
     fields: dict[str, Any] = {
         "library_name": "glancefocus",
@@ -176,32 +176,32 @@ def card_header(settings: NetworkSettings, notes: dict[str, Any]) -> list[str]:
     return ["---", *(f"{name}: {_json(value)}" for name, value in fields.items() if value), "---"]
 
 
-def number(value: Any) -> float | None:
-    """The value where it is a number that is finite and not negative."""
+def _number(value: Any) -> float | None:
+    """The value if it is a finite number of at least 0; otherwise None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if 0 <= value < _MOST else None
 
 
-def share(value: Any) -> float | None:
-    """The value where it is a share from 0 to 1."""
-    found = number(value)
+def _share(value: Any) -> float | None:
+    """The value if it is a number from 0 to 1; otherwise None."""
+    found = _number(value)
     return found if found is not None and found <= 1 else None
 
 
-def points(notes: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the verdict compared, see evaluation/verdict.py: glancefocus and its rivals, with their accuracies."""
+def _points(notes: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that the verdict compared, see evaluation/verdict.py: the network and its rivals, with their accuracies."""
     verdict = notes.get("verdict")
     found = verdict.get("points") if isinstance(verdict, dict) else None
     rows = found if isinstance(found, list) else []
-    return [row for row in rows if isinstance(row, dict) and share(row.get("accuracy")) is not None]
+    return [row for row in rows if isinstance(row, dict) and _share(row.get("accuracy")) is not None]
 
 
 def _results(settings: NetworkSettings, notes: dict[str, Any], task: str) -> list[dict[str, Any]]:
-    """In the form of the hub's model-index; nothing where no accuracy is known."""
+    """The accuracies in the format of the hub's model-index; empty if none is known."""
     accuracies = notes.get("validation_accuracy_per_look")
-    last = share(accuracies[-1]) if isinstance(accuracies, list) and accuracies else None
-    sure = next((share(row["accuracy"]) for row in points(notes) if row.get("kind") == "glancefocus"), None)
+    last = _share(accuracies[-1]) if isinstance(accuracies, list) and accuracies else None
+    sure = next((_share(row["accuracy"]) for row in _points(notes) if row.get("kind") == "glancefocus"), None)
     found = {
         f"accuracy after {settings.looks} looks": last,
         "accuracy, stopping above the thresholds": sure,
@@ -224,14 +224,14 @@ def _text(value: Any) -> str | None:
 
 
 def _json(value: Any) -> str:
-    """JSON strings are YAML strings, too; what YAML does not allow in them was escaped by one_line."""
+    """JSON, which YAML can read. Characters that YAML does not allow were escaped by one_line."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def model_card(
     settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[Point]
 ) -> str:
-    """Markdown: what this network is, what it costs, how to ask it. Names and notes may come from anywhere, and are escaped."""
+    """Markdown: what this network is, what it costs, how to use it. Names and notes are not trusted, and are escaped."""
     named = ", ".join(markdown(name, _LONGEST_NAME) for name in classes[:20])
     named += f", ... ({len(classes)} in all)" if len(classes) > 20 else ""
     patches = "/".join(str(px) for px in settings.patch_px)
@@ -269,27 +269,27 @@ def _images(notes: dict[str, Any]) -> list[str]:
     counts = notes.get("images")
     if not isinstance(counts, dict):
         return []
-    known = {name: number(count) for name, count in counts.items()}
+    known = {name: _number(count) for name, count in counts.items()}
     counted = ", ".join(f"{count:,.0f} {markdown(name, _LONGEST_NAME)}" for name, count in known.items() if count)
     return [f"**Images**: {counted}", ""] if counted else []
 
 
 def _verdict(notes: dict[str, Any]) -> list[str]:
-    """Glancefocus beside the same backbone on resized images, and what to make of it."""
+    """The network beside the same backbone on resized images, and the conclusion."""
     verdict = notes.get("verdict")
     if not isinstance(verdict, dict):
         return []
     lines = ["## Verdict", "", markdown(str(verdict.get("sentence")), _LONGEST_NOTE), ""]
-    rows = points(notes)
+    rows = _points(notes)
     if rows:
         lines += ["| | accuracy | 95 % interval | multiply-adds |", "|---|---|---|---|", *map(_point, rows), ""]
     return lines
 
 
 def _point(row: dict[str, Any]) -> str:
-    low, high = share(row.get("accuracy_low")), share(row.get("accuracy_high"))
+    low, high = _share(row.get("accuracy_low")), _share(row.get("accuracy_high"))
     interval = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
-    macs = number(row.get("mean_macs"))
+    macs = _number(row.get("mean_macs"))
     cost = "" if macs is None else f"{macs / 1e6:,.1f}M"
     name = markdown(str(row.get("name")), _LONGEST_NAME)
     return f"| {name} | {100 * row['accuracy']:.1f} % | {interval} | {cost} |"

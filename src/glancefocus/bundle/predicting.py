@@ -103,6 +103,16 @@ def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, kee
         raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
 
 
+def viewed(bundle: "Bundle", picture: Picture | Viewed) -> Viewed:
+    """The picture, read unless it was read before."""
+    return picture if isinstance(picture, Viewed) else bundle.view(picture)
+
+
+def arrived(bundle: "Bundle", picture: Picture | Viewed | None) -> Viewed | None:
+    """The same for a stream, in which None means that no picture has arrived."""
+    return None if picture is None else viewed(bundle, picture)
+
+
 def _view_picture(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
     if isinstance(source, (str, Path, bytes)):
         picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
@@ -236,20 +246,21 @@ def run_pooled(
     most_bytes = HELD_BATCHES * batch_bytes()
     begun: deque[_Facts] = deque()
 
-    def scenes(first: list[Viewed] | None) -> Iterator[Scene | None]:
-        held, batch = 0, first
-        while True:
+    def scenes(batch: Any) -> Iterator[Scene | None]:
+        held = 0
+        while batch is not end:
             if batch:
                 begun.append(_facts(batch))
                 held += sum(one.held_bytes for one in batch)
-            yield _scene(bundle, batch) if batch else None
-            following: Any = next(batches, end) if held < most_bytes else end
-            if following is end:
-                return
-            batch = following
+            scene = _scene(bundle, batch) if batch else None
+            del batch
+            yield scene
+            del scene  # so that images which stopped are not in memory any more when the next ones are read
+            batch = next(batches, end) if held < most_bytes else end
 
     for first in batches:
         outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
+        del first
         for outcome in without_gradients(outcomes):
             yield _described(outcome, bundle, rule, begun.popleft())
 

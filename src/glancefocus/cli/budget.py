@@ -106,8 +106,9 @@ def budget(options: BudgetOptions) -> None:
     from glancefocus.bundle.hub import local_folder, refuse_writing
     from glancefocus.evaluation.choosing import choose_images, within_budget
     from glancefocus.evaluation.records import Records, looks_folder
-    from glancefocus.exits.budget import check_table, solve_curve
+    from glancefocus.exits.budget import solve_curve
     from glancefocus.exits.curve import leave_thresholds
+    from glancefocus.exits.table import check_table
 
     if options.store:
         refuse_writing(options.bundle)

@@ -70,7 +70,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from glancefocus.evaluation.every_look import noted_aims
     from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
-    from glancefocus.exits.budget import check_table
+    from glancefocus.exits.table import check_table
 
     folder = local_folder(options.bundle)
     bundle = load(

@@ -38,8 +38,9 @@ Json = Annotated[Flag, Parameter(name="--json", help="Print JSON for programs in
 Runtime = Annotated[
     str | None,
     Parameter(
-        help="Inference backend: eager, compile, onnx, openvino, plain, or auto (the fastest one here). The answers are the same. "
-        "Default: torch without changes to the network."
+        help="Inference backend. plain: torch, without any preparation; eager: torch, batch norms folded into convolutions; "
+        "compile: torch.compile; onnx: ONNX Runtime; openvino: OpenVINO; auto: the fastest one here, measured once. The answers "
+        "are the same. Default: torch, in the channels-last memory layout."
     ),
 ]
 Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]

@@ -25,7 +25,6 @@ from glancefocus.cli.options import (
     command_options,
 )
 from glancefocus.cli.predict_output import (
-    CAMERA_FIELDS,
     Answer,
     LineOutput,
     Output,
@@ -318,7 +317,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
         stream = stack.enter_context(FrameStream(source, options.max_pixels))
         output: Output = LineOutput()
         if form is not None:
-            output = stack.enter_context(opened_output(form, options.output, CAMERA_FIELDS))
+            output = stack.enter_context(opened_output(form, options.output, with_frames=True))
         try:
             summary.started = time.perf_counter()
             for frame in stream.frames():

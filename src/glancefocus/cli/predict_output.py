@@ -17,8 +17,6 @@ from rich.text import Text
 from glancefocus.cli import printing
 from glancefocus.errors import BadSetting
 from glancefocus.escaping import lines_kept
-from glancefocus.export.standalone.answers import FIELDS, FRAME_FIELDS, AnswerWriter
-from glancefocus.export.standalone.answers import answer as answer_of
 from glancefocus.files import write_file, write_text
 
 if TYPE_CHECKING:
@@ -28,19 +26,20 @@ if TYPE_CHECKING:
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
-CAMERA_FIELDS = (*FIELDS, *FRAME_FIELDS)
 
 Answer = dict[str, Any]
 """The fields of one picture, as docs/predict.md lists them."""
 
 
 def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
-    """The answer for each picture of an outcome; `file` is empty."""
+    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty."""
+    from glancefocus.export.standalone.predict import answer
+
     costs, boxes = outcome.cost_macs.tolist(), outcome.boxes
     answers = []
     for row, taken in enumerate(outcome.looks.tolist()):
         answers.append(
-            answer_of(
+            answer(
                 "",
                 label=outcome.name(int(outcome.answer[row])),
                 confidence=float(outcome.confidence[row]),
@@ -190,8 +189,10 @@ class LineOutput:
 class WrittenOutput:
     """Answers as JSON, JSON lines or CSV, on standard output or in a file."""
 
-    def __init__(self, stream: TextIO, form: str, fields: Sequence[str], file: Path | None = None) -> None:
-        self.writer = AnswerWriter(stream, form, fields)
+    def __init__(self, stream: TextIO, form: str, file: Path | None, with_frames: bool) -> None:
+        from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS, AnswerWriter
+
+        self.writer = AnswerWriter(stream, form, (*FIELDS, *FRAME_FIELDS) if with_frames else FIELDS)
         self.file = file
 
     def write(self, answer: Answer, stopped: str) -> None:
@@ -215,10 +216,12 @@ def cannot_be_written(file: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def opened_output(form: str, file: Path | None, fields: Sequence[str] = FIELDS) -> Iterator[Output]:
+def opened_output(form: str, file: Path | None, *, with_frames: bool = False) -> Iterator[Output]:
     """Standard output, or a file. Each line of CSV or JSON lines is written at once; a JSON array in a file is written at the end.
 
     After an interruption the file holds all answers so far, and can be read.
+
+    with_frames  the answers have the number and the time of a frame, too
     """
     with contextlib.ExitStack() as stack:
         if file is None:
@@ -230,7 +233,7 @@ def opened_output(form: str, file: Path | None, fields: Sequence[str] = FIELDS) 
                 # File names need not be UTF-8; their bytes are written unchanged.
                 stream = open(file, "w", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
             stack.callback(_close, stream)
-        output = WrittenOutput(stream, form, fields, file)
+        output = WrittenOutput(stream, form, file, with_frames)
         try:
             yield output
         except BaseException as error:

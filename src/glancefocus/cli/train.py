@@ -48,8 +48,8 @@ class TrainOptions:
     data: str
     """A folder with train/ and val/, which hold one folder of images for each class; or a folder with one folder for each class;
     a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs (images)
-    or gestures (clips). Without val/, some images of each class are held out for validation: a fifth, or more if there are few
-    images (150 images, at most a third). --set data.val_share=0.3 changes that."""
+    or gestures (clips). Without val/, some images of each class are held out for validation: a fifth; if that is fewer than 150
+    images in all, more, up to a third. --set data.val_share=0.3 changes the share."""
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
     """Folder of the run. Default: runs/NAME. A run with other options gets runs/NAME-2; a command with the same options continues
@@ -68,12 +68,14 @@ class TrainOptions:
     start: str | None = None
     """Start from the network of this bundle. It must have the same preset or backbone and the same sizes."""
     stages: list[str] | None = None
-    """Training stages to run: initialise, 1, 2, 3, or joint (one stage instead of 1, 2 and 3). Separate them with commas, or
-    repeat the option; 2 and 3 may be repeated. point, before 2 or instead of it, trains the policy to aim where the backbone
-    finds its evidence. For built-in data sets also small and small_glance, which train backbone and glance encoder on small
-    images first."""
+    """Training stages to run, in this order. initialise: train the backbone and the glance encoder. 1: train encoders and
+    classifier with patches at random places. 2: train the policy, which aims the patches, by reinforcement learning. 3: fine-tune
+    encoders and classifier with this policy. joint: one stage instead of 1, 2 and 3. point, before 2 or instead of it: train the
+    policy to aim where the backbone finds its evidence. For built-in data sets also small and small_glance: train backbone and
+    glance encoder on small images first. Separate stages with commas, or repeat the option; 2 and 3 may come several times.
+    Default: initialise,1,2,3, or the stages of the preset or built-in data set."""
     rounds: Rounds | None = None
-    """How many times stages 2 and 3 are repeated."""
+    """How many times stages 2 and 3 are run."""
     glance_px: Pixels | None = None
     """Side of the glance (the whole image, resized) in pixels."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
@@ -104,11 +106,11 @@ class TrainOptions:
     max_bad_files: BadFiles | None = None
     """Skip up to this many unreadable files, and list them; with more, abort."""
     scenes: tuple[Scenes, Scenes, Scenes] | None = None
-    """For a built-in data set: number of images for training, validation and test."""
+    """For a built-in data set: number of images for training, validation and test, such as --scenes 2000 400 400."""
     batch_size: TrainBatchSize | None = None
     """Images in one optimiser step, over all processes."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    """Mixed precision; "no" computes in float32."""
+    """Mixed precision: bf16, fp16, or no (float32)."""
     accumulation: BatchSize | None = None
     """Compute each batch in this many parts, if it does not fit into memory as a whole (gradient accumulation)."""
     workers: Workers | None = None
@@ -121,8 +123,8 @@ class TrainOptions:
     """Seed of all random numbers. The same seed gives the same run."""
     rivals: Literal["none", "as-is", "tuned"] | None = None
     """What to compare the network with at the end. as-is: the backbone on validation images resized to several sizes, without
-    further training. tuned: also the backbone fine-tuned at two smaller sizes, with the epochs of the stage backbone. none:
-    nothing."""
+    further training. tuned: also the backbone fine-tuned at two smaller sizes, for as many epochs as the backbone itself was
+    trained. none: nothing."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """Any other setting, as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005. May be repeated."""
     track: Annotated[list[str] | None, Several] = None

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadData
 from glancefocus.evaluation.calibration import Bin, reliability
-from glancefocus.exits.budget import solve_at, solve_within
+from glancefocus.exits.budget import cross_fitted, solve_at, solve_within
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
-from glancefocus.exits.forecast import cross_fitted
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, Thresholds

@@ -14,12 +14,20 @@ from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves, look_of_nodes, look_table
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.records import Records
-from glancefocus.exits.budget import aim_below, check_budget, check_table, folds_for, solve_curve, solve_within
+from glancefocus.exits.budget import (
+    Forecast,
+    aim_below,
+    cross_fitted,
+    folds_for,
+    forecast_of_choosers,
+    forecast_of_others,
+    solve_curve,
+    solve_within,
+)
 from glancefocus.exits.curve import Point
-from glancefocus.exits.forecast import Forecast, cross_fitted, forecast_of_choosers, forecast_of_others
 from glancefocus.exits.geometric import planned_exits
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.exits.table import LookTable, Thresholds, check_budget, check_table
 from glancefocus.network.model import GlanceFocus
 
 

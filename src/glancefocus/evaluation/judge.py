@@ -23,8 +23,7 @@ from glancefocus.evaluation.rivals import (
     sizes_with_costs,
 )
 from glancefocus.evaluation.verdict import Kind, MethodResult, RivalPoint, Verdict, decide, no_verdict
-from glancefocus.exits.budget import solve_at
-from glancefocus.exits.forecast import CrossFitted, cross_fitted, fold_of_rows
+from glancefocus.exits.budget import CrossFitted, cross_fitted, fold_of_rows, solve_at
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.table import LookTable, Thresholds
 from glancefocus.network.weights import load_backbone_weights

@@ -1,4 +1,4 @@
-"""A stored curve of operating points, and thresholds for any budget along it, without touching data."""
+"""Operating points: their type, reading them from files, and thresholds for any budget along a stored curve of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,12 +44,12 @@ MOST_POINTS = 100_000
 
 
 def read_curve(plain: Any, where: str, looks: int, sizes: int) -> list[Point]:
-    """Operating points of a network with so many looks and patch sizes, out of plain values; what cannot be meant is refused."""
+    """Operating points from JSON, for a network with this number of looks and patch sizes; impossible values are refused."""
     return list_of(plain, where, MOST_POINTS, lambda value, name: _read_point(value, name, looks, sizes))
 
 
 def _read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
-    """Everything that is used is checked; whatever else a point says is kept as it is."""
+    """Fields that are used are checked; unknown fields are kept as they are."""
     fields = Fields(plain, where)
     point = cast(Point, dict(fields.plain))
     point["thresholds"] = read_thresholds(fields.value("thresholds"), fields.name("thresholds"), looks, sizes)
@@ -73,7 +73,7 @@ def _read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
 
 
 def read_thresholds(plain: Any, where: str, looks: int, sizes: int) -> list[Any]:
-    """One number for each look, with several patch sizes a row of one for each size."""
+    """One number for each look; with several patch sizes a row for each look, with one number for each size."""
 
     def number(value: Any, name: str) -> float:
         return number_of(value, name, -1e6, 1e6)
@@ -93,10 +93,10 @@ def _count(value: Any, name: str) -> int:
 
 
 def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Point], float]) -> Any | None:
-    """Thresholds that spend the budget: those of the two points around it, mixed in proportion; None where all cost more.
+    """Thresholds that spend the budget, interpolated between the two points around it; None where all points cost more.
 
-    Points that cost more than another and achieve less are passed over. With several patch sizes thresholds say which size comes
-    next and cannot be mixed: the dearest point within the budget is taken.
+    Points that cost more and achieve less than another one are ignored. With several patch sizes, thresholds also choose the next
+    size and cannot be interpolated: the most expensive point within the budget is taken.
     """
     points = rising(sorted(curve, key=cost_of))
     within = [p for p in points if cost_of(p) <= budget]
@@ -122,7 +122,7 @@ def budget_of(point: Point, unit: Unit) -> float:
 
 
 def rising(points: list[Point]) -> list[Point]:
-    """Those that are at least as accurate as all cheaper ones; points without an accuracy are kept."""
+    """The points that are at least as accurate as all cheaper ones; points without an accuracy are kept."""
     kept: list[Point] = []
     best = -1.0
     for point in points:
@@ -134,7 +134,7 @@ def rising(points: list[Point]) -> list[Point]:
 
 
 def accuracy_of(point: Point) -> float | None:
-    """What a point is judged by: its expected accuracy, or else the one that was counted."""
+    """The accuracy that a point is judged by: the expected one if there is one, otherwise the counted one."""
     return point.get("expected_accuracy", point.get("accuracy"))
 
 
@@ -156,17 +156,17 @@ def frozen(thresholds: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def stay_thresholds(looks: int, sizes: int) -> list[Any]:
-    """With which nobody leaves before the last look, with patches of the largest size."""
+    """Thresholds with which every image takes every look, with patches of the largest size."""
     return [1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * (sizes - 1) + [1.0]] * (looks - 1) + [[0.0] * sizes]
 
 
 def leave_thresholds(looks: int, sizes: int) -> list[Any]:
-    """With which everybody leaves at the glance."""
+    """Thresholds with which every image stops after the glance."""
     return [-1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * sizes] * (looks - 1) + [[0.0] * sizes]
 
 
 def refuse_budget(budget: float, glance: float, unit: str) -> None:
-    """Refuse a budget that is less than one glance, or no number; a mixed-up unit is guessed at."""
+    """Refuse a budget that is less than one glance or not a finite number, with a hint if it looks like another unit."""
     word = {"macs": "multiply-adds", "ms": "ms"}[unit]
     if math.isnan(budget):
         raise BadBudget(f"a budget is a number of {word}, but got {budget}.")

@@ -1,7 +1,8 @@
-"""How likely an answer is right, given its score: what solvers make large instead of counting the answers of a few images.
+"""The most accurate thresholds for one patch size, by a direct search; and the expected accuracy that solvers maximise.
 
-Whether one of 70 images is right at some look is mostly luck, and thresholds that follow it are chosen by luck. A smooth curve of
-three numbers for each look, fitted to all images, follows what the scores say on average and leaves that luck out.
+Whether one of 70 images is right at some look is mostly chance, and thresholds that follow it do not generalise. So solvers do not
+count right answers. They add up how likely each answer is right given its score, from a smooth curve with three parameters for each
+look that is fitted to all images.
 """
 
 import itertools
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from glancefocus.exits.geometric import GeometricRule, must_have_one_size
 from glancefocus.exits.table import LookTable, Thresholds, check_budget
 
-SMALLEST_CHANCE = 1e-5  # scores beyond it are taken for it, on both sides; their logarithms would drown all others
-PRIOR_OF_ALL = np.array([0.01, 0.3, 3.0])  # precision of the curve that all looks share, around: as sure as its score
-PRIOR_OF_LOOK = np.array([1.0, 4.0, 20.0])  # precision of a look's own curve around the one that all share
+SMALLEST_CHANCE = 1e-5  # scores are clipped to [1e-5, 1 - 1e-5]; the logits of others would dominate the fit
+PRIOR_OF_ALL = np.array([0.01, 0.3, 3.0])  # precision of the shared curve around 'as likely right as the score says'
+PRIOR_OF_LOOK = np.array([1.0, 4.0, 20.0])  # precision of each look's own curve around the shared one
 STEPS = 50
 
 Curve = NDArray[np.float64]
@@ -24,9 +25,10 @@ Curve = NDArray[np.float64]
 
 
 def expected_correct(table: LookTable) -> NDArray[np.float64]:
-    """(N, nodes) how likely the answer of every image at every node is right, going by its score there.
+    """(N, nodes) how likely the answer of every image at every node is right, given its score there.
 
-    A logistic curve for each node, held near the one of all nodes together, the less firmly the more images there are.
+    One logistic curve for each node, with a prior around the curve fitted to all nodes together; the more images, the less the
+    prior matters.
     """
     logit = logit_of(table.score)
     spread = float(logit.std())
@@ -40,7 +42,7 @@ def expected_correct(table: LookTable) -> NDArray[np.float64]:
 
 
 def fit_curve(z: NDArray[np.float64], right: NDArray[np.float64], centre: Curve, precision: Curve) -> Curve:
-    """The most likely curve for these answers, with a normal prior; Newton's method, which halves steps that go too far."""
+    """The most likely curve for these answers, with a normal prior; by Newton's method, halving steps that go too far."""
     features = powers(z)
 
     def loss(curve: Curve) -> float:
@@ -78,26 +80,26 @@ def logit_of(score: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 CELLS = 2**16  # combinations of cuts in one grid, at most
-CELLS_AN_IMAGE = 16  # a finer grid than this tells few images apart no better
+CELLS_AN_IMAGE = 16  # with few images a finer grid than this separates no more of them
 FEWEST_CELLS = 2**12
-COARSEST = 6  # cuts of each look, below which a grid of all looks is of no use
-ROUNDS = 8  # an end to rounds that only spend a little more of the budget each; accuracy stands still long before
+COARSEST = 6  # a grid with fewer cuts for each look is not used
+ROUNDS = 8  # later rounds spend a little more of the budget, but accuracy no longer rises
 
 Worth = NDArray[np.float64]
-"""(N, nodes) what leaving there is worth: 1 for a right answer, 0 for a wrong one, or how likely it is right."""
+"""(N, nodes) the value of stopping there: 1 for a right answer, 0 for a wrong one, or how likely it is right."""
 
 Cuts = NDArray[np.int64]
-"""(T - 1,) for each look but the last, the least rank that leaves; one more than the largest rank where nobody does."""
+"""(T - 1,) for each look but the last, the smallest rank that stops; one more than the largest rank if no image stops."""
 
 
 def direct_within(table: LookTable, budget: float, worth: Worth | None = None, *, spare: float = 0.0) -> Thresholds:
     """(T,) the most accurate thresholds whose mean cost on this table is within the budget.
 
-    On this table they are never worse than those of the geometric rule, which the search starts from. Of thresholds that are
-    equally accurate it takes the dearest: they look longer, and on new images those who look longer are right more often.
+    On this table they are never worse than those of the geometric rule, because the search starts from those. Among equally
+    accurate thresholds it takes the most expensive: on new images, more looks are right more often.
 
-    worth  (N, T) what is made large instead of the number of right answers, see expected.py
-    spare  how much of the accuracy may be given up to spend less, such as 0.001 for a tenth of a point
+    worth  (N, T) what is maximised instead of the number of right answers, see `expected_correct`
+    spare  accuracy that may be given up to spend less, such as 0.001 for a tenth of a point
     """
     (best,), search = search_curve(table, [budget], worth)
     return search.thresholds(search.cheapen(best, best.right - spare * len(table)).cuts if spare > 0 else best.cuts)
@@ -129,9 +131,9 @@ def search_curve(table: LookTable, budgets: Sequence[float], worth: Worth | None
 
 @dataclass(frozen=True)
 class Found:
-    """Cuts with what they achieve; the better of two is more accurate, or as accurate and dearer.
+    """Cuts, and what they achieve; the better of two is more accurate, or as accurate and more expensive.
 
-    right  images that are right, or what their answers are worth
+    right  number of right answers, or the sum of their worth
     cost   mean cost
     """
 
@@ -147,8 +149,8 @@ class Found:
 class Grid:
     """Every combination of some cuts of each look.
 
-    candidates   for each look its cuts, ascending
-    right, cost  one axis a look: images that are right, and mean cost
+    candidates   the cuts of each look, ascending
+    right, cost  one axis for each look: number of right answers, and mean cost
     """
 
     candidates: list[Cuts]
@@ -156,7 +158,7 @@ class Grid:
     cost: NDArray[np.float64]
 
     def best(self, limit: float) -> Found | None:
-        """The best combination that costs at most the limit; None where there is none."""
+        """The best combination that costs at most the limit; None if there is none."""
         right = np.where(self.cost <= limit, self.right, -1)
         most = right.max()
         if most < 0:
@@ -166,7 +168,7 @@ class Grid:
         return Found(float(most), float(self.cost[place]), cuts)
 
     def cheapest(self, least: float) -> Found | None:
-        """The cheapest combination that is right about at least so many images; None where there is none."""
+        """The cheapest combination with at least this number of right answers; None if there is none."""
         cost = np.where(self.right >= least, self.cost, np.inf)
         place = np.unravel_index(np.argmin(cost), cost.shape)
         if cost[place] == np.inf:
@@ -176,22 +178,22 @@ class Grid:
 
 
 class CutSearch:
-    """The cuts of one table, and searching among them."""
+    """Searches among the cuts of one table."""
 
     def __init__(self, table: LookTable, worth: Worth | None = None) -> None:
         must_have_one_size(table)
         self.table = table
         self.worth = (table.correct if worth is None else worth).T.astype(np.float64)
         ranked = [np.unique(column, return_inverse=True) for column in table.score.T[:-1]]
-        self.scores = [scores for scores, _ in ranked]  # for each look, of each rank
-        self.rank = [rank.reshape(-1) for _, rank in ranked]  # for each look, of each image
+        self.scores = [scores for scores, _ in ranked]  # the score of each rank, for each look
+        self.rank = [rank.reshape(-1) for _, rank in ranked]  # the rank of each image, for each look
         self.gain = np.diff(self.worth, axis=0)
         self.step = np.diff(table.cost)
         self.cells = int(np.clip(CELLS_AN_IMAGE * len(table), FEWEST_CELLS, CELLS))
         self.groups = groups_of(table.looks - 1, self.cells)
 
     def limit(self, budget: float) -> float:
-        """What a mean cost is compared with, so that the table's own sum cannot be above the budget."""
+        """What a mean cost is compared with, so that rounding cannot bring the table's own sum above the budget."""
         if budget >= self.table.dearest:
             return np.inf
         whole = bool(np.all(self.table.cost % 1 == 0))  # sums of whole numbers are exact
@@ -202,9 +204,9 @@ class CutSearch:
         return np.asarray([np.searchsorted(scores, threshold, side="right") for scores, threshold in pairs], np.int64)
 
     def thresholds(self, cuts: Cuts) -> Thresholds:
-        """(T,) midway between the last one that leaves and the first that stays, for new images lie on both sides of either.
+        """(T,) halfway between the lowest score that stops and the highest that goes on.
 
-        1 where nobody leaves, and -1 from where on nobody stays.
+        1 where no image stops; -1 for all looks after the one at which the last image stops.
         """
         thresholds = np.full(self.table.looks, -1, dtype=np.float32)
         thresholds[-1] = 0
@@ -215,33 +217,33 @@ class CutSearch:
             if not here.any():
                 break
             last = self.rank[look][leaves].min(initial=len(self.scores[look]))
-            nobody = last == len(self.scores[look])
+            none_leaves = last == len(self.scores[look])
             first = self.scores[look][self.rank[look][here].max()]
-            thresholds[look] = 1 if nobody else between(first, self.scores[look][last])
+            thresholds[look] = 1 if none_leaves else between(first, self.scores[look][last])
         return thresholds
 
     def spread(self, look: int) -> Cuts:
-        """Cuts that divide the images evenly, as many as a grid of all looks can hold; all of them if it can."""
-        count, nobody = grid_side(self.table.looks - 1, self.cells), len(self.scores[look])
-        if nobody < count:
-            return np.arange(nobody + 1)
+        """As many cuts as a grid of all looks can hold, which divide the images evenly; all cuts if it can hold them."""
+        count, top = grid_side(self.table.looks - 1, self.cells), len(self.scores[look])
+        if top < count:
+            return np.arange(top + 1)
         ranks = np.sort(self.rank[look])[np.linspace(0, len(self.table) - 1, count - 1).astype(np.int64)]
-        return np.unique(np.append(ranks, nobody))
+        return np.unique(np.append(ranks, top))
 
     def around(self, look: int, cut: int, count: int) -> Cuts:
-        """Cuts on both sides of this one, near ones densely and far ones thinly, to the ends; all of them if there are no more."""
-        nobody = len(self.scores[look])
-        if nobody < count:
-            return np.arange(nobody + 1)
-        down, up = (np.geomspace(1, max(room, 1), count // 2 - 1) for room in (cut, nobody - cut))
-        return np.unique(np.clip(np.rint([*(cut - down), 0, cut, *(cut + up), nobody]), 0, nobody).astype(np.int64))
+        """Cuts on both sides of this one, dense nearby and sparse far away; all cuts if there are no more than `count`."""
+        top = len(self.scores[look])
+        if top < count:
+            return np.arange(top + 1)
+        down, up = (np.geomspace(1, max(room, 1), count // 2 - 1) for room in (cut, top - cut))
+        return np.unique(np.clip(np.rint([*(cut - down), 0, cut, *(cut + up), top]), 0, top).astype(np.int64))
 
     def at(self, cuts: Cuts) -> Found:
         grid = self.evaluate([np.asarray([cut]) for cut in cuts])
         return Found(grid.right.item(), grid.cost.item(), cuts)
 
     def improve(self, found: Found, limit: float) -> Found:
-        """Better cuts, moving all looks at once, then two, then one: until nothing gets better."""
+        """Better cuts: move those of all looks together, then of two, then of one, until nothing improves."""
         for _ in range(ROUNDS):
             before = found
             for group in self.groups:
@@ -251,7 +253,7 @@ class CutSearch:
         return found
 
     def cheapen(self, found: Found, least: float) -> Found:
-        """Cheaper cuts that are still right about at least so many images, moved in the same way."""
+        """Cheaper cuts with at least this number of right answers, moved in the same way."""
         for _ in range(ROUNDS):
             before = found.cost
             for group in self.groups:
@@ -261,7 +263,7 @@ class CutSearch:
         return found
 
     def near(self, found: Found, group: tuple[int, ...]) -> Grid:
-        """The grid of cuts around these, in which the looks of a group move."""
+        """The grid of cuts around these, in which only the looks of a group move."""
         side = len(self.table) + 2 if len(group) == 1 else grid_side(len(group), self.cells)
         return self.evaluate(
             [
@@ -271,7 +273,7 @@ class CutSearch:
         )
 
     def evaluate(self, candidates: list[Cuts]) -> Grid:
-        """What every combination of these cuts achieves; they are ascending and different."""
+        """What every combination of these cuts achieves; the cuts of each look are ascending and distinct."""
         count = len(self.table)
         right: NDArray[np.float64] = np.asarray(self.worth[0].sum(), dtype=np.float64)
         cost: NDArray[np.float64] = np.asarray(self.table.cost[0] * count, dtype=np.float64)
@@ -290,14 +292,14 @@ class CutSearch:
 
 
 def first_to_stay(cuts: Cuts, ranks: int) -> NDArray[np.int64]:
-    """(ranks + 1,) for each rank the index of the first of the cuts that are above it."""
+    """(ranks + 1,) for each rank the index of the first cut above it."""
     marks = np.zeros(ranks + 1, dtype=np.int64)
     marks[cuts] = 1
     return np.cumsum(marks)
 
 
 def cumulated(histogram: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums over everything up to each cell, along every axis."""
+    """Cumulative sums along every axis."""
     sums = histogram.astype(np.float64)
     for axis in range(sums.ndim):
         if sums.shape[axis] > 1:
@@ -312,11 +314,11 @@ def between(low: np.float32, high: np.float32) -> np.float32:
 
 
 def grid_side(looks: int, cells: int = CELLS) -> int:
-    """How many cuts of each look a grid of so many looks can hold."""
+    """The number of cuts of each look that a grid of this number of looks can hold."""
     return int(cells ** (1 / max(looks, 1)))
 
 
 def groups_of(looks: int, cells: int = CELLS) -> list[tuple[int, ...]]:
-    """The looks whose cuts are moved together: all of them, unless a grid of so many is too coarse; every two; each one."""
+    """The looks whose cuts are moved together: all of them (unless that grid is too coarse), every two, each one."""
     sizes = [size for size in (looks, 2, 1) if 1 <= size <= looks and grid_side(size, cells) >= COARSEST]
     return list(dict.fromkeys(group for size in sizes for group in itertools.combinations(range(looks), size)))

@@ -1,7 +1,11 @@
-"""Thresholds for several patch sizes, by a genetic algorithm as in the paper (section 4.2)."""
+"""Thresholds for several patch sizes, by a genetic algorithm as in the paper (section 4.2).
+
+An individual is a set of thresholds, one for each look and patch size. Each is stored as a gene: the rank of the threshold among
+the scores of its look, as a number in [0, 1]. One budget is solved by an ordinary genetic algorithm, the whole curve by NSGA-II
+(Deb et al., 2002), which differs only in how individuals are ranked.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +14,17 @@ from glancefocus.exits.direct import Worth, direct_curve
 from glancefocus.exits.geometric import cost_and_worth
 from glancefocus.exits.table import LookTable, Thresholds, check_budget, path_nodes
 
-END_SHARE = 0.1  # of the genes' range stands for -1, "never this size", and as much for 1, "everybody who is left"
+# This share of a gene's range means the threshold -1 (never this size), and as much means 1 (this size for all that are left).
+END_SHARE = 0.1
 START_BUDGETS = 20
+MUTATIONS = 1.5  # genes of a child that change, on average
+SMALLEST_STEP, LARGEST_STEP = 0.002, 0.5  # of a mutation, drawn evenly on a logarithmic scale
 
 Genes = NDArray[np.float64]
-"""(P, (T - 1) K) in [0, 1]: for each individual, look and size, the place of the threshold among the scores of that look."""
+"""(P, (T - 1) K) in [0, 1]: the rank of the threshold of each individual, look and size among the scores of that look."""
+
+Rank = Callable[[NDArray[np.float64]], NDArray[np.int64]]
+"""(P, 2) mean costs and accuracies -> (P,) rows of the individuals, the best first."""
 
 
 def genetic_within(
@@ -29,24 +39,17 @@ def genetic_within(
 ) -> Thresholds:
     """(T, K) thresholds whose mean cost on this table is within the budget, as accurate as the algorithm can make them.
 
-    On this table they are never worse than looking with patches of one size only, which it starts from. Of equally accurate
-    thresholds it takes the dearest, for the reason that `direct_within` gives; worth and spare as there.
+    On this table they are never worse than using patches of one size only, because the search starts from those. Among equally
+    accurate thresholds it takes the most expensive, for the reason given in `direct_within`; worth and spare as there.
     """
-    from pymoo.algorithms.soo.nonconvex.ga import GA
-
     check_budget(table, budget)
-    code, seen = GeneCode(table), Archive(table, worth)
     starts = one_size_only(table, [budget], worth)
-    seen.add(starts)
-    spread = table.dearest - table.cheapest or 1.0
-
-    def judge(thresholds: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-        cost, accuracy = seen.add(thresholds)
-        return {"F": -accuracy[:, None], "G": (cost[:, None] - budget) / spread}
-
-    first = code.first_population(starts, population, np.random.default_rng(seed))
-    evolve(GA(pop_size=population, sampling=first), code, judge, (1, 1), generations=generations, seed=seed)
-    return seen.best_within(budget, spare)
+    tried = Archive(table, worth)
+    tried.add(starts)
+    evolve(
+        tried, starts, lambda found: rank_within(found, budget), population, generations, np.random.default_rng(seed)
+    )
+    return tried.best_within(budget, spare)
 
 
 def genetic_front(
@@ -58,31 +61,21 @@ def genetic_front(
     population: int = 100,
     generations: int = 150,
 ) -> list[Thresholds]:
-    """Thresholds of which none is beaten by another, cheapest first: the whole curve in one run of NSGA-II.
+    """The whole curve in one run, cheapest first: thresholds for which no others are both cheaper and more accurate.
 
-    budgets  at each of which the curve is never worse on this table than looking with patches of one size only; evenly spaced
-             unless told
-    worth    (N, nodes) what is made large instead of the number of right answers, see expected.py
+    budgets  at each of these the curve is never worse on this table than using patches of one size only; default: evenly spaced
+    worth    (N, nodes) what is maximised instead of the number of right answers, see `expected_correct`
     """
-    from pymoo.algorithms.moo.nsga2 import NSGA2
-
     if budgets is None:
         budgets = np.linspace(table.cheapest, table.dearest, START_BUDGETS).tolist()
-    code, seen = GeneCode(table), Archive(table, worth)
-    seen.add(one_size_only(table, budgets, worth))
-    spread = table.dearest - table.cheapest or 1.0
-
-    def judge(thresholds: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-        cost, accuracy = seen.add(thresholds)
-        return {"F": np.stack([cost / spread, -accuracy], axis=1)}
-
-    first = code.first_population(np.stack(seen.front()), population, np.random.default_rng(seed))
-    evolve(NSGA2(pop_size=population, sampling=first), code, judge, (2, 0), generations=generations, seed=seed)
-    return seen.front()
+    tried = Archive(table, worth)
+    tried.add(one_size_only(table, budgets, worth))
+    evolve(tried, np.stack(tried.front()), rank_front, population, generations, np.random.default_rng(seed))
+    return tried.front()
 
 
 def one_size_only(table: LookTable, budgets: Sequence[float], worth: Worth | None = None) -> NDArray[np.float32]:
-    """(P, T, K) the directly searched thresholds of each size alone, within each budget, and leaving at the glance."""
+    """(P, T, K) the directly searched thresholds of each size alone, within each budget, and stopping at the glance."""
     found = [table.leave()]
     for size in range(table.sizes):
         nodes = path_nodes([size] * (table.looks - 1), table.sizes)
@@ -91,40 +84,83 @@ def one_size_only(table: LookTable, budgets: Sequence[float], worth: Worth | Non
             thresholds[:-1, size] = column[:-1]
             found.append(thresholds)
     code = GeneCode(table)
-    return np.unique(code.thresholds(code.genes(np.stack(found))), axis=0)  # thresholds that genes can stand for
+    return np.unique(code.thresholds(code.genes(np.stack(found))), axis=0)  # thresholds that genes can represent
 
 
 def evolve(
-    algorithm: Any,
-    code: "GeneCode",
-    judge: Callable[[NDArray[np.float32]], dict[str, NDArray[np.float64]]],
-    widths: tuple[int, int],
-    *,
+    tried: "Archive",
+    starts: NDArray[np.float32],
+    rank: Rank,
+    population: int,
     generations: int,
-    seed: int,
+    random: np.random.Generator,
 ) -> None:
-    """Run an algorithm of pymoo.
+    """Run the genetic algorithm; everything that it evaluates is kept in the archive.
 
-    judge   (P, T, K) thresholds -> {"F": what to make small, "G": what may not be above 0}, a row an individual
-    widths  of F and G
+    starts  (P, T, K) thresholds that the first generation is made from
     """
-    from pymoo.core.evaluator import Evaluator
-    from pymoo.core.problem import Problem
-    from pymoo.problems.static import StaticProblem
-
+    code = GeneCode(tried.table)
     if code.genes_each == 0:
         return
-    problem = Problem(n_var=code.genes_each, n_obj=widths[0], n_ieq_constr=widths[1], xl=0.0, xu=1.0)
-    algorithm.setup(problem, termination=("n_gen", generations), seed=seed, verbose=False)
-    while algorithm.has_next():
-        individuals = algorithm.ask()
-        judged = judge(code.thresholds(individuals.get("X")))
-        Evaluator().eval(StaticProblem(problem, **judged), individuals)
-        algorithm.tell(infills=individuals)
+    genes = code.first_population(starts, population, random)
+    found = tried.add(code.thresholds(genes))
+    for _ in range(generations - 1):
+        best = rank(found)[:population]
+        genes, found = genes[best], found[best]
+        young = children(genes, random)
+        genes = np.concatenate([genes, young])
+        found = np.concatenate([found, tried.add(code.thresholds(young))])
+
+
+def children(genes: Genes, random: np.random.Generator) -> Genes:
+    """(P, genes) as many children as there are parents, which are sorted, the best first.
+
+    Each parent is the better of two drawn at random. A child takes each gene from either parent (uniform crossover). Then some
+    genes are mutated by steps of very different sizes: small ones refine, large ones explore.
+    """
+    shape = genes.shape
+    mother, father = (genes[random.integers(0, len(genes), (len(genes), 2)).min(axis=1)] for _ in range(2))
+    young = np.where(random.random(shape) < 0.5, mother, father)
+    steps = np.exp(random.uniform(np.log(SMALLEST_STEP), np.log(LARGEST_STEP), shape)) * random.normal(size=shape)
+    mutated = random.random(shape) < MUTATIONS / shape[1]
+    return np.asarray(np.clip(young + mutated * steps, 0, 1))
+
+
+def rank_within(found: NDArray[np.float64], budget: float) -> NDArray[np.int64]:
+    """The most accurate within the budget first, the more expensive of equals; then those above the budget, the nearest first."""
+    cost, accuracy = found.T
+    excess = np.maximum(cost - budget, 0)
+    return repeated_last(found, np.lexsort((-cost, -accuracy * (excess == 0), excess)))
+
+
+def rank_front(found: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The order of NSGA-II: by front; within a front those whose neighbours are far away first.
+
+    The first front holds what nothing beats, the second what only the first beats, and so on.
+    """
+    cost, accuracy = found.T
+    front = np.zeros(len(found), dtype=np.int64)
+    distance = np.zeros(len(found))
+    left = np.lexsort((-accuracy, cost))
+    while len(left):
+        best_before = np.concatenate([[-np.inf], np.maximum.accumulate(accuracy[left])[:-1]])
+        unbeaten = accuracy[left] > best_before
+        rows, left = left[unbeaten], left[~unbeaten]
+        front[left] += 1
+        distance[rows[[0, -1]]] = np.inf  # the ends of a front are always kept
+        for values in (cost[rows], accuracy[rows]):
+            distance[rows[1:-1]] += (values[2:] - values[:-2]) / max(np.ptp(values), 1e-12)
+    return repeated_last(found, np.lexsort((-distance, front)))
+
+
+def repeated_last(found: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order, with individuals that cost and achieve exactly the same as an earlier one moved to its end."""
+    first = np.sort(np.unique(found[order], axis=0, return_index=True)[1])
+    return np.concatenate([order[first], np.delete(order, first)])
 
 
 class GeneCode:
-    """Genes to thresholds and back. Equal steps of a gene are equal numbers of images, whatever the scores are like."""
+    """Converts genes to thresholds and back. Equal steps of a gene are equal numbers of images, whatever the scores are."""
 
     def __init__(self, table: LookTable) -> None:
         self.table = table
@@ -155,17 +191,17 @@ class GeneCode:
         return genes.reshape(len(genes), -1)
 
     def first_population(self, starts: NDArray[np.float32], count: int, random: np.random.Generator) -> Genes:
-        """The starts, some of them if they are too many; mixtures of them, a little changed; and a third by chance."""
+        """The starts (some of them if there are too many), mixtures of them with a little noise, and one third at random."""
         genes = self.genes(starts)
         kept = genes[np.unique(np.linspace(0, len(genes) - 1, min(len(genes), count // 2)).astype(np.int64))]
-        chance = random.random((count // 3, self.genes_each))
-        mixed = random.integers(0, len(genes), (count - len(kept) - len(chance), self.genes_each))
+        by_chance = random.random((count // 3, self.genes_each))
+        mixed = random.integers(0, len(genes), (count - len(kept) - len(by_chance), self.genes_each))
         mixtures = np.take_along_axis(genes, mixed, axis=0) + random.normal(0, 0.05, mixed.shape)
-        return np.concatenate([kept, np.clip(mixtures, 0, 1), chance])
+        return np.concatenate([kept, np.clip(mixtures, 0, 1), by_chance])
 
 
 class Archive:
-    """Everything that was tried on one table."""
+    """Everything that was evaluated on one table."""
 
     def __init__(self, table: LookTable, worth: Worth | None = None) -> None:
         self.table = table
@@ -174,15 +210,13 @@ class Archive:
         self._cost: list[float] = []
         self._accuracy: list[float] = []
 
-    def add(self, thresholds: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(P,) the mean costs and the accuracies of these (P, T, K) thresholds."""
-        for one in thresholds:
-            cost, accuracy = cost_and_worth(self.table, one, self.worth)
-            self._thresholds.append(one.copy())
-            self._cost.append(cost)
-            self._accuracy.append(accuracy)
-        added = len(thresholds)
-        return np.asarray(self._cost[-added:]), np.asarray(self._accuracy[-added:])
+    def add(self, thresholds: NDArray[np.float32]) -> NDArray[np.float64]:
+        """(P, 2) the mean costs and the accuracies of these (P, T, K) thresholds."""
+        found = [cost_and_worth(self.table, one, self.worth) for one in thresholds]
+        self._thresholds += [one.copy() for one in thresholds]
+        self._cost += [cost for cost, _ in found]
+        self._accuracy += [accuracy for _, accuracy in found]
+        return np.asarray(found, dtype=np.float64).reshape(-1, 2)
 
     def best_within(self, budget: float, spare: float = 0.0) -> Thresholds:
         fitting = [number for number, cost in enumerate(self._cost) if cost <= budget]
@@ -195,7 +229,7 @@ class Archive:
         return self._thresholds[best]
 
     def front(self) -> list[Thresholds]:
-        """What nothing beats: cheapest first, each more accurate than all that are cheaper."""
+        """Thresholds that no others beat, cheapest first: each is more accurate than all cheaper ones."""
         kept: list[Thresholds] = []
         most = -1.0
         for number in np.lexsort((-np.asarray(self._accuracy), np.asarray(self._cost))).tolist():

@@ -1,4 +1,4 @@
-"""The paper's way to thresholds (section 3.4): the shares of images that leave after each look are a geometric series."""
+"""The paper's rule for thresholds (section 3.4): the shares of images that stop after each look form a geometric series."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,25 +9,24 @@ from numpy.typing import NDArray
 from glancefocus.exits.curve import Point, Unit, mean_cost
 from glancefocus.exits.table import LookTable, Thresholds, check_budget
 
-# The released code's range; below 1 most images leave early, above 1 most leave late. The paper's rule is the half below 1.
+# The range of the released code: below 1 most images stop early, above 1 most stop late. The paper's rule is the half below 1.
 RELEASED_RATIOS = tuple(np.arange(1, 40) / 20)
 PAPER_RATIOS = tuple(ratio for ratio in RELEASED_RATIOS if ratio < 1)
 
-HALVINGS = (
-    24  # ratios of the grid are at most a factor of 4 apart; so many bring that to 1e-7, less than one image moves
-)
+# Ratios of the grid are at most a factor of 4 apart; bisection brings that to 1e-7, which moves less than one image.
+HALVINGS = 24
 
 
 def geometric_shares(ratio: float, looks: int) -> NDArray[np.float64]:
-    """(T,) the share of images that should leave after each look: proportional to ratio^t, summing to 1."""
+    """(T,) the share of images that should stop after each look: proportional to ratio^t, summing to 1."""
     shares = ratio ** np.arange(1, looks + 1, dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
 
 def geometric_thresholds(table: LookTable, ratio: float) -> Thresholds:
-    """(T,) thresholds that let the geometric shares leave: at each look the surest of those that are still there.
+    """(T,) thresholds with which the geometric shares stop: at each look the highest scores of the images that are left.
 
-    A look from which nobody leaves gets 1; the last one gets 0, where everybody does.
+    A look after which no image stops gets 1; the last one, after which all do, gets 0.
     """
     must_have_one_size(table)
     thresholds = np.ones(table.looks, dtype=np.float32)
@@ -39,34 +38,34 @@ def geometric_thresholds(table: LookTable, ratio: float) -> Thresholds:
         if leaving < 1 or leaving > len(scores):
             continue
         surest = np.partition(scores, len(scores) - leaving)[len(scores) - leaving]
-        # We leave above a threshold, the rule at it or above: the least step below makes both the same.
+        # Images stop above our thresholds, but at or above the rule's: the next smaller number makes both the same.
         thresholds[look] = np.nextafter(surest, np.float32(-1))
         here = here[scores < surest]
     return thresholds
 
 
 def geometric_curve(table: LookTable, ratios: Sequence[float] = RELEASED_RATIOS) -> list[Thresholds]:
-    """Thresholds for every ratio, from cheap to dear."""
+    """Thresholds for every ratio, from cheap to expensive."""
     return [geometric_thresholds(table, ratio) for ratio in ratios]
 
 
 def geometric_within(table: LookTable, budget: float, *, wide: bool = True) -> Thresholds:
-    """(T,) the dearest thresholds of the geometric rule whose mean cost on this table is within the budget.
+    """(T,) the most expensive thresholds of the geometric rule whose mean cost on this table is within the budget.
 
-    The ratio is any number, found between those of a grid by bisection; not wide: below 1, as in the paper. Where even the
-    smallest ratio costs too much, everybody leaves at the glance.
+    The ratio can be any number; it is found by bisection between those of a grid. wide=False: below 1, as in the paper. If even the
+    smallest ratio costs too much, every image stops after the glance.
     """
     check_budget(table, budget)
     return GeometricRule(table).within(budget, wide=wide)
 
 
 class GeometricRule:
-    """The rule on one table, which remembers what every ratio came to: budgets of one curve try many of the same."""
+    """The rule on one table. It caches the result of every ratio, because the budgets of a curve try many ratios again."""
 
     def __init__(self, table: LookTable) -> None:
         self.table = table
         self._tried: dict[float, tuple[float, float, Thresholds]] = {}
-        # At the ends (nearly) everybody leaves at the glance, or nobody before the last look.
+        # At the ends, (nearly) every image stops after the glance, or takes every look.
         steps = 1 + math.ceil(math.log(10 * len(table) + 10, 4))
         outer = np.geomspace(2.0, 20.0 * len(table) + 20, steps)
         inner = np.geomspace(1 / (20.0 * len(table) + 20), 0.04, steps)
@@ -87,7 +86,7 @@ class GeometricRule:
         return self._dearest(tried, budget)
 
     def cheapest(self, worth: NDArray[np.float64], spare: float, *, wide: bool) -> Thresholds:
-        """The cheapest thresholds of the grid whose answers are worth as much as the best, but for so much on average."""
+        """The cheapest thresholds of the grid whose mean worth is within `spare` of the best."""
         found = [
             (*cost_and_worth(self.table, thresholds, worth), thresholds)
             for thresholds in (self._try(ratio)[2] for ratio in (self._wide if wide else self._paper))
@@ -111,20 +110,20 @@ class GeometricRule:
 
 
 def must_have_one_size(table: LookTable) -> None:
-    """Columns are taken for looks, which those of a tree are not."""
+    """Refuse tables of several patch sizes: their columns are nodes of a tree, not looks."""
     if table.sizes != 1:
         raise ValueError(f"the table has {table.sizes} patch sizes; take table.fixed_size(size), or a genetic search.")
 
 
 def cost_and_accuracy(point: Point, unit: Unit) -> tuple[float, float]:
-    """What an operating point costs on average, in this unit, and achieves."""
+    """The mean cost of an operating point, in this unit, and its accuracy."""
     return mean_cost(point, unit), point["accuracy"]
 
 
 def cost_and_worth(
     table: LookTable, thresholds: Thresholds, worth: NDArray[np.float64] | None = None
 ) -> tuple[float, float]:
-    """What thresholds cost on average on a table, and what the answers are worth; without a worth, how many are right."""
+    """The mean cost of thresholds on a table, and the mean worth of the answers; without worth, their accuracy."""
     if worth is None:
         return cost_and_accuracy(table.point(thresholds), table.unit)
     nodes = table.exits(thresholds)

@@ -1,7 +1,8 @@
-"""A look record: what every image of a data set scored and answered after every look, on disk, a few bytes each.
+"""A look record: the scores and the answer of every image of a data set after every look, on disk, a few bytes each.
 
-A folder of plain arrays, one file each, that are mapped and not read: writing and opening it takes the same memory for any number
-of images. It is written aside and renamed, so it is whole or not there. It knows which network and which data it is of.
+It is a folder of plain arrays, one file each, which are memory-mapped: writing and opening it takes the same memory for any number
+of images. It is written to another name and then renamed, so that it is complete or absent. It holds fingerprints of its network
+and its data.
 """
 
 import errno
@@ -30,17 +31,17 @@ ABOUT_FILE = "about.json"
 MOST_COLUMNS = 100_000
 STORED_SCORES = ("confidence", "entropy", "value")
 _MOST_ABOUT_BYTES = 1 << 20
-_NO_RESERVING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems that cannot
+_NO_RESERVING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems that cannot reserve room
 
 
 @dataclass(frozen=True)
 class RecordAbout:
-    """What a record is of.
+    """Which network and which data a record was made from.
 
-    network, data  fingerprints: what was looked with, and at
-    source, split  in words
-    images, looks  how many
-    patch_px       sizes of patches; several make a tree of looks, see LookTable
+    network, data  fingerprints
+    source, split  names of the data
+    images, looks  numbers of them
+    patch_px       patch sizes; several make a tree of looks, see LookTable
     """
 
     network: str
@@ -77,7 +78,7 @@ class LookRecord:
     ) -> LookTable:
         """The look table for one score.
 
-        macs, ms  of leaving at each node
+        macs, ms  cost of stopping at each node
         seed      of the random score
         """
         if score not in SCORES:
@@ -102,23 +103,23 @@ class LookRecord:
         """Refuse a record of another network, or of other data."""
         if self.about.network != network:
             raise BadData(
-                "this look record was made with another network than the bundle's. Leave it out: it is made anew from the data."
+                "this look record was made with another network than the bundle's. Leave it out: it is made again from the data."
             )
         if data is not None and self.about.data != data:
             raise BadData(
                 f"this look record is of other data ({self.about.source}, {self.about.split}). "
-                "Leave it out: it is made anew from the data."
+                "Leave it out: it is made again from the data."
             )
 
     @staticmethod
     def load(folder: Path) -> "LookRecord":
-        """Open a record; nothing is read before it is needed."""
+        """Open a record; arrays are read when they are used."""
         try:
             about = _read_about(folder / ABOUT_FILE)
             arrays = {name: _mapped(folder / f"{name}.npy") for name in _layout(about)}
         except BadSetting as error:
             raise BadData(f"{folder} is not a look record, or it is damaged: {error} Remove it.") from None
-        except Exception as error:  # damaged bytes make numpy fail in many ways
+        except Exception as error:  # numpy raises many kinds of errors for damaged files
             reason = getattr(error, "strerror", None) or one_line(str(error), 200)
             raise BadData(f"{folder} is not a look record, or it is damaged ({reason}). Remove it.") from None
         for name, (shape, kind) in _layout(about).items():
@@ -128,7 +129,7 @@ class LookRecord:
 
 
 def _read_about(file: Path) -> RecordAbout:
-    """What the record is of; a field that cannot be meant is refused by its name."""
+    """The description of a record; impossible fields are refused by name."""
     fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
     if fields.whole("format", 0, 10**6) != FORMAT:
         raise BadSetting("it has another format.")
@@ -151,7 +152,7 @@ def _read_about(file: Path) -> RecordAbout:
 
 
 def _mapped(file: Path) -> NDArray[Any]:
-    open_file(file).close()  # refuses pipes and devices, which numpy would wait for
+    open_file(file).close()  # refuses pipes and devices, for which numpy would wait
     array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     return array
 
@@ -166,10 +167,10 @@ def _layout(about: RecordAbout) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 class RecordWriter:
-    """Takes the looks of one batch after another.
+    """Writes the looks of one batch after another.
 
-    The room that all of them need is reserved first: a full disk is noticed before the first look. Nothing is mapped while it is
-    written, as a disk that fills up then ends the process.
+    Room for all of them is reserved first, so that a full disk is noticed before the first look. Files are not memory-mapped for
+    writing, because a full disk would then kill the process.
     """
 
     def __init__(self, folder: Path, about: RecordAbout) -> None:
@@ -199,7 +200,7 @@ class RecordWriter:
         self.done += len(label)
 
     def finish(self) -> None:
-        """Flush everything to the disk, and say what it is of."""
+        """Flush everything to the disk, and write the description."""
         try:
             for stream in self.streams.values():
                 stream.flush()
@@ -211,7 +212,7 @@ class RecordWriter:
 
     def close(self) -> None:
         for stream in self.streams.values():
-            with suppress(OSError):  # what could not be written has been said
+            with suppress(OSError):  # the error has been reported already
                 stream.close()
 
     def fail(self, error: OSError) -> NoReturn:
@@ -223,7 +224,7 @@ class RecordWriter:
 
 
 def _reserve(stream: BinaryIO, size: int) -> None:
-    """Room for a whole file, where the system can reserve it."""
+    """Reserve room for a whole file, where the system can."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(stream.fileno(), 0, size)
@@ -234,7 +235,7 @@ def _reserve(stream: BinaryIO, size: int) -> None:
 
 @contextmanager
 def writing_record(folder: Path, about: RecordAbout) -> Iterator[RecordWriter]:
-    """A writer whose record is put in place, whole, when the block ends well; otherwise nothing is left of it."""
+    """A writer; its record is put in place when the block ends without an error, and removed otherwise."""
     with ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)

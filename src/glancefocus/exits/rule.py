@@ -1,4 +1,4 @@
-"""When an image has been looked at enough; with several patch sizes also how large the next patch is."""
+"""Exit rules: when to stop looking at an image; with several patch sizes also the size of the next patch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,27 +16,27 @@ from glancefocus.values import shown
 
 @dataclass(frozen=True)
 class Deadline:
-    """A time by which there must be an answer, in seconds on a clock that counts up."""
+    """The time by which there must be an answer, in seconds of a monotonic clock."""
 
     clock: Callable[[], float]
     starts_at: float
     ends_at: float
 
     def allows_another(self, look: Look) -> bool:
-        """Whether the next look would be over in time, if it takes as long as those so far on average."""
+        """Whether the next look would end in time, if it takes as long as the mean of those so far."""
         now = self.clock()
         return now + (now - self.starts_at) / look.number <= self.ends_at
 
 
 @dataclass(frozen=True)
 class ExitRule:
-    """Stop once the score is above the threshold of this look (paper, section 3.1); the last look always leaves.
+    """Stop once the score is above the threshold of this look (paper, section 3.1); every image stops after the last look.
 
-    thresholds    one for each look. The last one stops nothing: it only says whether an image is above it (`sure`) or out of looks
-                  (0 or less: always out of looks).
+    thresholds    one for each look. The last one does not stop anything: it only decides between `sure` and out of looks (0 or
+                  less: always out of looks).
     score         what is compared with them
-    temperatures  one for each look: what its logits are divided by first (calibration); None: left as they are
-    deadline      by when everybody must have left; None: there is time
+    temperatures  one for each look, which its logits are divided by first (calibration); None: logits are used as they are
+    deadline      when all images must have stopped; None: no deadline
     """
 
     thresholds: Sequence[float]
@@ -62,28 +62,31 @@ class ExitRule:
         return len(self.thresholds)
 
     def threshold(self, number: int) -> float:
-        """What the score must be above to stop after look 1, 2, ..."""
+        """The score must be above this to stop after look 1, 2, ..."""
         return self.thresholds[number - 1]
 
     def needs_aim(self, look: Look) -> bool:
-        """The next aim must be known before anybody leaves this look."""
+        """Whether the next aim must be known before rows can stop at this look."""
         return self.score.needs_aim and look.number < self.looks
 
     def calibrated(self, look: Look) -> Look:
-        """The look with its logits brought to the temperature of its number."""
+        """The look with its logits divided by the temperature of its number."""
         if self.temperatures is None:
             return look
         return replace(look, logits=look.logits / self.temperatures[look.number - 1], known_best=None)
 
     def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
-        """(B,) bool: the score is above the threshold of this look, however large that is."""
+        """(B,) bool: whether the score is above the threshold of this look."""
         threshold = self.threshold(look.number)
         if look.number == self.looks and (threshold <= 0 or self.score.needs_aim):
             return torch.zeros(look.count, dtype=torch.bool, device=look.logits.device)
         return self.score.of(look, aim) > threshold
 
     def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
-        """(B,) bool: rows above their threshold, where that is known already; all rows at the last look, and when time is up."""
+        """(B,) bool: rows that stop: those above their threshold; all rows at the last look and when time is up.
+
+        sure  the result of `sure`, where it is known already
+        """
         sure = self.sure(look) if sure is None else sure
         last = look.number >= self.looks or (self.deadline is not None and not self.deadline.allows_another(look))
         return torch.ones_like(sure) if last else sure
@@ -91,12 +94,12 @@ class ExitRule:
 
 @dataclass(frozen=True)
 class SizeRule(ExitRule):
-    """The same for a network with several patch sizes (paper, section 4.2): thresholds say when to stop and what comes next.
+    """The rule for several patch sizes (paper, section 4.2): thresholds decide when to stop and the size of the next patch.
 
-    A row stops once its score is above all thresholds of this look. Otherwise the next patch has the size whose threshold is the
-    smallest that the score is not above; of equal ones the first.
+    A row stops once its score is above all thresholds of this look. Otherwise the smallest threshold that the score is not above
+    gives the size of the next patch; the first of equal ones.
 
-    thresholds  (T, K); those of the last look stop nothing
+    thresholds  (T, K); those of the last look do not stop anything
     patch_px    (K,) the sizes
     """
 
@@ -124,7 +127,7 @@ class SizeRule(ExitRule):
         return max(self.thresholds[number - 1])
 
     def next_px(self, look: Look) -> Tensor:
-        """(B,) int64: the size of the next patch of every row, none of which stops here."""
+        """(B,) int64: the size of the next patch of every row; none of the rows stops here."""
         thresholds = torch.tensor(self.thresholds[look.number - 1], device=look.logits.device)
         ordered, order = thresholds.sort(stable=True)
         passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
@@ -133,7 +136,7 @@ class SizeRule(ExitRule):
 
 
 def _checked_threshold(value: Any) -> float:
-    """Infinities are thresholds, too: never stop, always stop."""
+    """A number; infinities are allowed and mean: never stop, always stop."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -144,5 +147,5 @@ def _checked_threshold(value: Any) -> float:
 
 
 def every_look(looks: int) -> ExitRule:
-    """Nobody leaves before the last look: training, and anytime answers after a fixed number of looks."""
+    """Every image takes every look: for training, and for answers after a fixed number of looks."""
     return ExitRule([math.inf] * looks)

@@ -1,4 +1,4 @@
-"""Exit scores: a number in [0, 1] for every row of a look, which is compared with a threshold; an image above it stops."""
+"""Exit scores: a number in [0, 1] for every row of a look. An image stops when its score is above a threshold."""
 
 import math
 from typing import Literal, Protocol
@@ -16,7 +16,7 @@ SCORES: tuple[ScoreName, ...] = ("confidence", "entropy", "value", "random")
 class Score(Protocol):
     """What an exit rule compares with its thresholds.
 
-    needs_aim  the policy must have aimed before anybody may leave; that costs its multiply-adds for those who leave, too
+    needs_aim  whether the score needs the next aim; its multiply-adds are then spent for images that stop as well
     """
 
     name: ScoreName
@@ -38,7 +38,7 @@ class Confidence:
 
 
 class Entropy:
-    """1 less the entropy of the answer, as a share of the largest entropy there is."""
+    """1 minus the entropy of the answer as a share of the largest possible entropy."""
 
     name: ScoreName = "entropy"
     needs_aim = False
@@ -48,7 +48,7 @@ class Entropy:
 
 
 class Value:
-    """The less the critic expects of looking on, the larger the score; squeezed into [0, 1]."""
+    """The less the critic expects to gain from further looks, the larger the score; a sigmoid brings it into [0, 1]."""
 
     name: ScoreName = "value"
     needs_aim = True
@@ -60,7 +60,7 @@ class Value:
 
 
 class Random:
-    """Anything: what every other score must beat."""
+    """A random number: the baseline that every other score must beat."""
 
     name: ScoreName = "random"
     needs_aim = False
@@ -79,7 +79,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def score_named(name: str, generator: torch.Generator | None = None) -> Score:
-    """The score of this name; the generator is for the random one."""
+    """The score of this name; the generator is used by the random one."""
     scores: dict[str, Score] = {s.name: s for s in (Confidence(), Entropy(), Value(), Random(generator))}
     if name not in scores:
         raise UnknownName("exit score", name, SCORES, f"Known are {', '.join(SCORES)}.")

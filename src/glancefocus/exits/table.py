@@ -1,4 +1,4 @@
-"""The look table: score, correctness and cost of every image after every look. All that thresholds and curves are made of."""
+"""The look table: score, correctness and cost of every image after every look. Thresholds and curves are computed from it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ from glancefocus.errors import BadData, BadSetting
 from glancefocus.exits.curve import Point, Unit, leave_thresholds, refuse_budget, stay_thresholds
 
 Thresholds = NDArray[np.float32]
-"""(T,), one for each look; with several patch sizes (T, K), one for each look and size. The last look lets everybody go."""
+"""(T,), one for each look; with several patch sizes (T, K), one for each look and size. Every image stops after the last look."""
 
 
 @dataclass(frozen=True)
 class LookTable:
-    """One row an image, one column a way to have come so far.
+    """One row for each image, one column for each sequence of looks.
 
     With one patch size a column is a look. With K sizes the looks form a tree, whose nodes are the columns: one for the glance,
-    K for the second look, K x K for the third, level by level; the children of node j of a level are nodes K j + k of the next.
+    K for the second look, K x K for the third, level by level. The children of node j of a level are nodes K j + k of the next.
 
-    score    (N, nodes) float32 in [0, 1], the larger the surer; an image leaves where it is above the threshold
-    correct  (N, nodes) bool
-    macs     (nodes,) multiply-adds of leaving there
-    ms       (nodes,) the same in milliseconds on some device; None where nobody measured
+    score    (N, nodes) float32 in [0, 1]; an image stops where its score is above the threshold
+    correct  (N, nodes) bool: whether the answer there is right
+    macs     (nodes,) multiply-adds of stopping there
+    ms       (nodes,) milliseconds of stopping there, on one device; None: not measured
     sizes    K, the number of patch sizes
-    unit     what budgets and prices are counted in
+    unit     of budgets and costs
     """
 
     score: NDArray[np.float32]
@@ -65,7 +65,7 @@ class LookTable:
 
     @property
     def cost(self) -> NDArray[np.float64]:
-        """(nodes,) what budgets are counted in."""
+        """(nodes,) the cost of stopping at each node, in the unit of budgets."""
         if self.unit == "macs":
             return self.macs
         if self.ms is None:
@@ -74,34 +74,34 @@ class LookTable:
 
     @property
     def cheapest(self) -> float:
-        """What it costs when everybody leaves at the glance."""
+        """The cost when every image stops after the glance."""
         return float(self.cost[0])
 
     @property
     def dearest(self) -> float:
-        """What it costs when everybody takes every look, with the dearest patches."""
+        """The cost when every image takes every look, with the most expensive patches."""
         return float(self.cost.max())
 
     @property
     def accuracy_after_look(self) -> list[float]:
-        """Of images that take so many looks, with patches of the largest size."""
+        """The accuracy when all images take 1, 2, ... T looks, with patches of the largest size."""
         ends = np.cumsum(level_sizes(self.looks, self.sizes))
         return [float(self.correct[:, end - 1].mean()) for end in ends]
 
     @staticmethod
     def of(answer_after: Tensor, confidence_after: Tensor, labels: Tensor, macs: tuple[int, ...]) -> "LookTable":
-        """Out of an outcome for which every look was taken, with patches of one size."""
+        """From an outcome in which every look was taken, with patches of one size."""
         correct = answer_after.cpu() == labels.cpu()[:, None]
         return LookTable(
             confidence_after.cpu().to(torch.float32).numpy(), correct.numpy(), np.asarray(macs, dtype=np.float64)
         )
 
     def rows(self, rows: NDArray[Any]) -> "LookTable":
-        """The table of these images only."""
+        """The table of some of the images."""
         return replace(self, score=self.score[rows], correct=self.correct[rows])
 
     def fixed_size(self, size: int) -> "LookTable":
-        """The table of looking with patches of one size only; size is its index."""
+        """The table for patches of one size only; size is its index."""
         nodes = path_nodes([size] * (self.looks - 1), self.sizes)
         return replace(
             self,
@@ -113,19 +113,19 @@ class LookTable:
         )
 
     def exits(self, thresholds: Thresholds) -> NDArray[np.int64]:
-        """(N,) the node at which each image leaves; with one size that is its look, counted from 0."""
+        """(N,) the node at which each image stops; with one size that is its look, counted from 0."""
         exits = np.zeros(len(self), dtype=np.min_scalar_type(self.score.shape[1]))
         for node, leaving in self.leaving(thresholds):
             exits += leaving * exits.dtype.type(node)
         return exits.astype(np.int64)
 
     def leaving(self, thresholds: Thresholds) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Nodes that images come to, each with who leaves there, (N,) bool.
+        """Each node that images reach, with the images that stop there, (N,) bool.
 
-        An image leaves when it is surer than the largest threshold of its look. Otherwise the smallest threshold that it is not
-        above names the size of its next patch, the first of those that are equal (paper, section 4.2).
+        An image stops when its score is above the largest threshold of its look. Otherwise the smallest threshold that it is not
+        above gives the size of its next patch, the first of equal ones (paper, section 4.2).
         """
-        here, start = {0: np.ones(len(self), dtype=np.bool_)}, 0  # by their place within the level
+        here, start = {0: np.ones(len(self), dtype=np.bool_)}, 0  # by node within the level
         for look, row in enumerate(self._rows_of(thresholds)[:-1]):
             below = {}
             for place, there in here.items():
@@ -150,7 +150,7 @@ class LookTable:
             )
         return rows.reshape(self.looks, self.sizes)
 
-    # Whole columns are read far more often than rows, and a column of a table that lies row by row is slow to read.
+    # Columns are read far more often than rows, and reading a column of a row-major array is slow.
     @cached_property
     def _score_columns(self) -> NDArray[np.float32]:
         return np.ascontiguousarray(self.score.T)
@@ -160,7 +160,7 @@ class LookTable:
         return np.ascontiguousarray(self.correct.T)
 
     def point(self, thresholds: Thresholds) -> Point:
-        """What these thresholds cost and achieve on this table."""
+        """The operating point of these thresholds on this table."""
         at_node = np.zeros(self.score.shape[1], dtype=np.int64)
         right = 0
         for node, leaving in self.leaving(thresholds):
@@ -169,7 +169,7 @@ class LookTable:
         return self._point(at_node, right, thresholds)
 
     def point_of_exits(self, nodes: NDArray[np.int64], thresholds: Thresholds) -> Point:
-        """The same where each image leaves at a node (N,) that was found otherwise, such as by cross-fitting."""
+        """The operating point when each image stops at a given node (N,), for instance one found by cross-fitting."""
         right = int(np.count_nonzero(self.correct[np.arange(len(self)), nodes]))
         return self._point(np.bincount(nodes, minlength=self.score.shape[1]), right, thresholds)
 
@@ -188,28 +188,28 @@ class LookTable:
         return point
 
     def _patches(self, at_node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(T - 1, K) how many patches of each size were looked at in each focus look."""
+        """(T - 1, K) the number of patches of each size in each focus look."""
         levels = [level.copy() for level in self.levels(at_node)]
         for upper, lower in zip(levels[-2::-1], levels[:0:-1], strict=True):
-            upper += lower.reshape(-1, self.sizes).sum(axis=1)  # who left further down has been here
+            upper += lower.reshape(-1, self.sizes).sum(axis=1)  # images that stop further down have passed this node
         by_size = [level.reshape(-1, self.sizes).sum(axis=0) for level in levels[1:]]
         return np.asarray(by_size, dtype=np.int64).reshape(self.looks - 1, self.sizes)
 
     def levels(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Values of all nodes, look by look."""
+        """Values of all nodes, divided by look."""
         return np.split(values, np.cumsum(level_sizes(self.looks, self.sizes))[:-1])
 
     def stay(self) -> Thresholds:
-        """Thresholds with which nobody leaves before the last look, with patches of the largest size."""
+        """Thresholds with which every image takes every look, with patches of the largest size."""
         return np.asarray(stay_thresholds(self.looks, self.sizes), dtype=np.float32)
 
     def leave(self) -> Thresholds:
-        """Thresholds with which everybody leaves at the glance."""
+        """Thresholds with which every image stops after the glance."""
         return np.asarray(leave_thresholds(self.looks, self.sizes), dtype=np.float32)
 
 
 def level_sizes(looks: int, sizes: int) -> NDArray[np.int64]:
-    """(T,) how many nodes each look has in the tree of patch sizes."""
+    """(T,) the number of nodes of each look in the tree of patch sizes."""
     return np.asarray(sizes ** np.arange(looks, dtype=np.int64))
 
 
@@ -223,13 +223,13 @@ def path_nodes(path: Sequence[int], sizes: int) -> list[int]:
 
 
 def check_budget(table: LookTable, budget: float) -> bool:
-    """True where the budget binds, False where every look fits into it; a budget that cannot be met is refused."""
+    """True if the budget is a limit, False if every look fits into it; a budget below one glance is refused."""
     refuse_budget(budget, table.cheapest, table.unit)
     return budget < table.dearest
 
 
 def check_table(table: LookTable) -> None:
-    """Refuses a table out of which no thresholds can be found."""
+    """Refuse a table from which no thresholds can be chosen."""
     if len(table) < 2:
         raise BadData(
             f"thresholds need at least 2 images to be chosen on, but got {len(table)}. Give more images that the network was "

@@ -1,4 +1,4 @@
-"""An exported network beside the one it was made from: the same pictures, answer by answer and look by look."""
+"""Compares an exported network with the one that it was made from: the same pictures, answer by answer and look by look."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,30 +13,26 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.views import view_picture
 from glancefocus.errors import BadExport
+from glancefocus.export.manifest import Agreement
 from glancefocus.export.samples import Sample
-from glancefocus.export.standalone.loop import Looker, Row, softmax
-from glancefocus.export.standalone.views import see
+from glancefocus.export.standalone.predict import Looker, Row, scene_of, softmax
 from glancefocus.outcome import Outcome
 from glancefocus.progress import Progress
 
 CONFIDENCE_TOLERANCE = 1e-3
-"""Largest difference between confidences of graphs that are called the same."""
-_SCORE_TIE = 1e-4  # a score so near a threshold, or two classes so near each other, may fall either way by rounding
-_PIXEL_TIE = 1e-3  # so may a patch whose corner lies so near the border between two pixels, in px
+"""Largest difference between confidences of graphs that count as the same."""
+_SCORE_TIE = 1e-4  # a score this near a threshold, or two classes this near each other: rounding decides
+_PIXEL_TIE = 1e-3  # the same for a patch whose corner is this near the border between two pixels, in px
 
 Thresholds = list[Any] | None
 
 
 @dataclass
-class Comparison:
-    """What came of it.
+class Tally:
+    """Counts of what is the same, see `manifest.Agreement`.
 
-    images      that were looked at
-    answers, looks, boxes  of these were the same
-    undecided   of those that differ, in how many rounding decides: a score on its threshold, a patch between two pixels
-    confidence_difference  the largest, where the same was looked at
-    differing   what differs, in words
-    rights      (before, after) right answers, where labels are known
+    differing  descriptions of the differences that rounding does not explain
+    rights     (before, after) numbers of right answers, where labels are known
     """
 
     images: int = 0
@@ -49,8 +45,8 @@ class Comparison:
     rights: tuple[int, int] | None = None
     exits_per_look: dict[int, int] = field(default_factory=dict)
 
-    def to_plain(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def to_plain(self) -> Agreement:
+        plain: Agreement = {
             "images": self.images,
             "same_answers": self.answers,
             "same_looks": self.looks,
@@ -60,13 +56,12 @@ class Comparison:
             "exits_per_look": [self.exits_per_look.get(look, 0) for look in range(1, 1 + max(self.exits_per_look))],
         }
         if self.rights is not None:
-            before, after = (right / self.images for right in self.rights)
-            told |= {"accuracy_before": before, "accuracy_after": after}
-        return told
+            plain["accuracy_before"], plain["accuracy_after"] = (right / self.images for right in self.rights)
+        return plain
 
 
 def ways_of_looking(bundle: Bundle) -> dict[str, Thresholds]:
-    """The bundle's own thresholds, and every look with patches of each size, so that every graph is run."""
+    """{description: thresholds}: the bundle's own, and every look with patches of each size, so that every graph is run."""
     looks, sizes = bundle.settings.looks, bundle.settings.patch_px
     ways: dict[str, Thresholds] = {}
     if bundle.thresholds is not None:
@@ -80,13 +75,13 @@ def ways_of_looking(bundle: Bundle) -> dict[str, Thresholds]:
 
 def compare(
     bundle: Bundle, looker: Looker, sample: Sample, thresholds: Thresholds, progress: Progress | None = None
-) -> Comparison:
-    """Look at every picture with both."""
-    found = Comparison(rights=None if sample.labels is None else (0, 0))
+) -> Tally:
+    """Look at every picture with both networks."""
+    found = Tally(rights=None if sample.labels is None else (0, 0))
     rule = bundle.exit_rule(thresholds=thresholds)
     for pictures in sample.batches():
         outcome = bundle.predict_images([viewed(frames, bundle) for frames in pictures], rule)
-        rows = looker.look([see(frames, looker.about) for frames in pictures], thresholds)
+        rows = looker.look([scene_of(frames, looker.manifest) for frames in pictures], thresholds)
         for index, row in enumerate(rows):
             _add(found, outcome, index, row, thresholds, sample)
         if progress is not None:
@@ -94,8 +89,8 @@ def compare(
     return found
 
 
-def refuse_differences(found: Comparison, words: str) -> None:
-    """Stop unless answers and looks are the same wherever rounding does not decide."""
+def refuse_differences(found: Tally, words: str) -> None:
+    """Raise an error unless answers and looks are the same wherever rounding does not decide."""
     unexplained = len(found.differing)
     if unexplained:
         raise BadExport(
@@ -109,7 +104,7 @@ def refuse_differences(found: Comparison, words: str) -> None:
         )
 
 
-def _add(found: Comparison, outcome: Outcome, index: int, row: Row, thresholds: Thresholds, sample: Sample) -> None:
+def _add(found: Tally, outcome: Outcome, index: int, row: Row, thresholds: Thresholds, sample: Sample) -> None:
     answer, looks = int(outcome.answer[index]), int(outcome.looks[index])
     own = int(row.logits.argmax())
     same_boxes = looks == row.looks and _boxes(outcome, index, row) == row.patches
@@ -137,8 +132,8 @@ def _add(found: Comparison, outcome: Outcome, index: int, row: Row, thresholds: 
 
 
 def rounding_decides(row: Row, thresholds: Thresholds) -> bool:
-    """Whether a difference in the last digits could have changed how this row was looked at."""
-    height, width = row.seen.frames[0].shape[:2]
+    """Whether a difference in the last digits could have changed the looks or the answer of this row."""
+    height, width = row.scene.frames[0].shape[:2]
     rooms = [np.array([height - px, width - px]) for _, _, px in row.patches]
     return near_a_tie(row.scores, thresholds, zip(row.places, rooms, strict=True), row.logits)
 
@@ -149,7 +144,12 @@ def near_a_tie(
     aims: Iterable[tuple[NDArray[Any], NDArray[Any]]],
     logits: NDArray[Any],
 ) -> bool:
-    """The same of an image by its score after each look, its aims as (where, room for the patch in px), and its last logits."""
+    """The same for an image given by its parts.
+
+    scores  after each look
+    aims    (where, room) of each patch; room: how far its corner can move, in px
+    logits  after the last look
+    """
     for number, score in enumerate(scores, start=1):
         limits = [math.inf] if thresholds is None else np.atleast_1d(thresholds[number - 1]).tolist()
         if any(abs(score - limit) < _SCORE_TIE for limit in limits):
@@ -163,8 +163,8 @@ def near_a_tie(
 
 
 def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]:
-    """(top, left, px) of every patch of the network's own look, in the image that the row is of."""
-    height, width = row.seen.frames[0].shape[:2]
+    """(top, left, px) of every patch that the network looked at, in the image of the row."""
+    height, width = row.scene.frames[0].shape[:2]
     boxes = []
     for look in range(int(outcome.looks[index]) - 1):
         px = int(outcome.patch_px[index, look])
@@ -175,6 +175,6 @@ def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]
 
 
 def viewed(frames: list[Image.Image], bundle: Bundle) -> torch.Tensor:
-    """A picture, or the frames of a clip, as the network looks at them."""
+    """A picture, or the frames of a clip, as the image that the network looks at."""
     views = [view_picture(frame, bundle.settings.view, bundle.least_px)[0] for frame in frames]
     return torch.stack(views) if bundle.settings.frames > 1 else views[0]

@@ -1,4 +1,4 @@
-"""`export_bundle`: graphs, loop and description written aside, compared with the network, and put in place only if they agree."""
+"""`export_bundle`: writes graphs, predict.py and glancefocus.json, and puts them in place only if they agree with the network."""
 
 import copy
 import os
@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.escaping import is_writable_text
-from glancefocus.export.compare import compare, refuse_differences, ways_of_looking
-from glancefocus.export.formats import FORMATS, Format, format_named
-from glancefocus.export.manifest import check_exportable, describe, is_export, write_manifest
-from glancefocus.export.one_file import fits_one_file, write_one_file
+from glancefocus.export.compare import Thresholds, compare, refuse_differences, ways_of_looking
+from glancefocus.export.formats import FORMATS, Format, format_named, onnx_to_openvino, write_graphs
+from glancefocus.export.looks_graph import fits_one_graph, write_looks_graph
+from glancefocus.export.manifest import (
+    ExportManifest,
+    check_exportable,
+    describe,
+    export_readme,
+    is_export,
+    write_manifest,
+)
 from glancefocus.export.samples import (
     COVERAGES,
     Sample,
@@ -26,9 +32,8 @@ from glancefocus.export.samples import (
     quantise,
     record_feeds,
 )
-from glancefocus.export.script import predict_script
-from glancefocus.export.standalone.loop import Looker
-from glancefocus.export.writing import export_readme, onnx_to_openvino, write_graphs
+from glancefocus.export.standalone import predict
+from glancefocus.export.standalone.predict import Graph, Looker, open_network
 from glancefocus.files import replace_folder, write_text
 from glancefocus.progress import Progress
 from glancefocus.values import shown
@@ -38,9 +43,9 @@ from glancefocus.values import shown
 class Int8:
     """How to make int8 graphs.
 
-    calibrate  labelled data; some of it calibrates, other images of it measure what was lost
-    images     at most so many calibrate
-    max_drop   share of right answers that may be lost; where more is, nothing is written
+    calibrate  labelled data; some images calibrate, others measure the loss of accuracy
+    images     largest number of images to calibrate with
+    max_drop   largest loss of accuracy, as a share; if more is lost, nothing is written
     """
 
     calibrate: str
@@ -57,12 +62,12 @@ def export_bundle(
     max_images: int = 200,
     int8: Int8 | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Write a folder that answers as the bundle does, without glancefocus; what its glancefocus.json says.
+) -> ExportManifest:
+    """Write a folder that answers as the bundle does, without glancefocus; returns the content of its glancefocus.json.
 
     to          onnx, openvino, executorch or litert
-    images      data or a folder of pictures to compare on; None: made-up pictures, of int8 those that measure it
-    max_images  so many of them at most
+    images      data or a folder of pictures to compare on; None: synthetic pictures, or with int8 the images that measure it
+    max_images  largest number of images to compare on
     """
     chosen, folder = format_named(to), Path(folder)
     check_exportable(bundle)
@@ -73,36 +78,37 @@ def export_bundle(
     if max_images < 1:
         raise BadSetting(f"an export is compared on at least one image, but max_images is {max_images}.")
     chosen.check_installed()
-    # What is compared with is the network itself, on the CPU, whichever runtime or device the bundle uses.
+    # The export is compared with the torch network on the CPU, whatever runtime or device the bundle uses.
     bundle = replace(bundle, net=bundle.net if bundle.device.type == "cpu" else copy.deepcopy(bundle.net).cpu())
     if int8 is not None and images == int8.calibrate:
-        images = None  # it would calibrate and measure with the same images; divided, it does both
+        images = None  # calibrate and measure on different images of it
     sample = open_sample(bundle, images) if images is not None else None
     with _placed(folder) as aside:
         if int8 is None:
             sample = (sample or made_up(bundle.settings)).at_most(max_images)
-            about = _full_precision(bundle, chosen, sample, aside, progress)
+            manifest = _full_precision(bundle, chosen, sample, aside, progress)
         else:
-            about = _quantised(bundle, chosen, sample, int8, max_images, aside, progress)
-        about = write_manifest(about, aside)
-        write_text(aside / "predict.py", predict_script(chosen))
-        write_text(aside / "README.md", export_readme(about, chosen))
-    return about
+            manifest = _quantised(bundle, chosen, sample, int8, max_images, aside, progress)
+        manifest = write_manifest(manifest, aside)
+        shutil.copyfile(predict.__file__, aside / "predict.py")
+        write_text(aside / "README.md", export_readme(manifest, chosen))
+    return manifest
 
 
 def _full_precision(
     bundle: Bundle, to: Format, sample: Sample, folder: Path, progress: Progress | None
-) -> dict[str, Any]:
-    about = describe(bundle, to, write_graphs(bundle.net, to, folder, progress))
-    looker = open_looker(write_manifest(about, folder), folder, to)
-    about["compared"] = {"source": sample.words, "ways": {}}
+) -> ExportManifest:
+    """Write and compare the graphs of a bundle."""
+    manifest = describe(bundle, to, write_graphs(bundle.net, to, folder, progress))
+    looker = open_network(write_manifest(manifest, folder), folder)
+    manifest["compared"] = {"source": sample.words, "ways": {}}
     for words, thresholds in ways_of_looking(bundle).items():
         found = compare(bundle, looker, sample, thresholds, progress)
         refuse_differences(found, words)
-        about["compared"]["ways"][words] = found.to_plain()
-    if to.name == "onnx" and fits_one_file(bundle):
-        about["one_graph"] = write_one_file(bundle, about, folder, sample)
-    return about
+        manifest["compared"]["ways"][words] = found.to_plain()
+    if to.name == "onnx" and fits_one_graph(bundle):
+        manifest["one_graph"] = write_looks_graph(bundle, manifest["graphs"], folder, sample)
+    return manifest
 
 
 def _quantised(
@@ -113,8 +119,8 @@ def _quantised(
     max_images: int,
     folder: Path,
     progress: Progress | None,
-) -> dict[str, Any]:
-    """Full precision first, compared as ever; then the same graphs in int8, with what that cost."""
+) -> ExportManifest:
+    """Write and compare full precision first; then quantise the same graphs, and measure the loss of accuracy."""
     onnx = FORMATS["onnx"]
     onnx.check_installed()
     calibration, held_out = calibration_samples(bundle, asked.calibrate)
@@ -123,63 +129,57 @@ def _quantised(
     measuring, calibrating = held_out.at_most(max_images), calibration.at_most(asked.images)
     whole, ways = folder / "whole", ways_of_looking(bundle)
     whole.mkdir()
-    about = _full_precision(bundle, onnx, (sample or measuring).at_most(max_images), whole, progress)
-    full = open_looker(write_manifest(about, whole), whole, onnx)
-    rights = _quantise_all(about, full, whole, folder, calibrating, ways, progress)
-    best = max(rights, key=lambda coverage: rights[coverage])  # of equals the first, which covers most
-    about["graphs"] = [_deliver(graph, folder / best, folder, to) for graph in about["graphs"]]
+    manifest = _full_precision(bundle, onnx, (sample or measuring).at_most(max_images), whole, progress)
+    full = open_network(write_manifest(manifest, whole), whole)
+    rights = _quantise_all(manifest, full, whole, folder, calibrating, ways, progress)
+    best = max(rights, key=lambda coverage: rights[coverage])  # the first of equals, which covers most
+    manifest["graphs"] = [_deliver(graph, folder / best, folder, to) for graph in manifest["graphs"]]
     for used in (whole, *(folder / coverage for coverage in COVERAGES)):
         shutil.rmtree(used)
-    about |= {"runtime": to.name, "compared": {"source": measuring.words, "ways": {}}}
-    about.pop("one_graph", None)  # that of full precision
-    looker = open_looker(write_manifest(about, folder), folder, to)
+    manifest["runtime"], manifest["compared"] = to.name, {"source": measuring.words, "ways": {}}
+    manifest.pop("one_graph", None)  # it is of full precision
+    looker = open_network(write_manifest(manifest, folder), folder)
     for words, thresholds in ways.items():
         found = compare(bundle, looker, measuring, thresholds, progress)
-        about["compared"]["ways"][words] = found.to_plain()
-    told = next(iter(about["compared"]["ways"].values()))
-    _refuse_drop(told["accuracy_before"], told["accuracy_after"], asked.max_drop, measuring)
-    about["int8"] = {
+        manifest["compared"]["ways"][words] = found.to_plain()
+    measured = next(iter(manifest["compared"]["ways"].values()))
+    _refuse_drop(measured["accuracy_before"], measured["accuracy_after"], asked.max_drop, measuring)
+    manifest["int8"] = {
         "covers": best,
         "calibration_source": calibrating.words,
         "calibration_images": len(calibrating),
         "calibration_accuracy": rights,
         "source": measuring.words,
         "images": len(measuring),
-        "accuracy_before": told["accuracy_before"],
-        "accuracy_after": told["accuracy_after"],
+        "accuracy_before": measured["accuracy_before"],
+        "accuracy_after": measured["accuracy_after"],
     }
-    return about
+    return manifest
 
 
 def _quantise_all(
-    about: dict[str, Any],
+    manifest: ExportManifest,
     full: Looker,
     whole: Path,
     folder: Path,
     sample: Sample,
-    ways: dict[str, Any],
+    ways: dict[str, Thresholds],
     progress: Progress | None,
 ) -> dict[str, float]:
-    """Int8 graphs of each coverage, in a folder named like it: the share of calibration images that it answers rightly."""
+    """Write int8 graphs of each coverage into a folder of its name; returns the accuracy of each on the calibration images."""
     feeds, own = record_feeds(full, sample, ways), next(iter(ways.values()))
     rights: dict[str, float] = {}
     for number, coverage in enumerate(COVERAGES, start=1):
         (folder / coverage).mkdir()
-        quantise(about, whole, feeds, coverage, folder / coverage)
-        rights[coverage] = accuracy(open_looker(about, folder / coverage, FORMATS["onnx"]), sample, own)
+        quantise(manifest, whole, feeds, coverage, folder / coverage)
+        rights[coverage] = accuracy(open_network(manifest, folder / coverage), sample, own)
         if progress is not None:
             progress("quantising", number, len(COVERAGES))
     return rights
 
 
-def open_looker(about: dict[str, Any], folder: Path, to: Format, threads: int = 1) -> Looker:
-    """The loop around the graphs in a folder."""
-    files = {graph["name"]: folder / graph["file"] for graph in about["graphs"]}
-    return Looker(about, to.graphs()(files, threads))
-
-
-def _deliver(graph: dict[str, Any], source: Path, folder: Path, to: Format) -> dict[str, Any]:
-    """Put an int8 graph in place, in the format that was asked for."""
+def _deliver(graph: Graph, source: Path, folder: Path, to: Format) -> Graph:
+    """Put an int8 graph in place, in the requested format."""
     file = folder / f"{graph['name']}{to.suffix}"
     if to.name == "openvino":
         onnx_to_openvino(source / graph["file"], file)
@@ -205,7 +205,7 @@ def _check_place(folder: Path) -> None:
 
 @contextmanager
 def _placed(folder: Path) -> Iterator[Path]:
-    """replace_folder, whose failures to write are said."""
+    """replace_folder, with a sentence for what cannot be written."""
     try:
         with replace_folder(folder) as aside:
             yield aside

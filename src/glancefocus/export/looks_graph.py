@@ -1,19 +1,17 @@
-"""All looks at one image as one ONNX graph: the loop is inside, and ends once the confidence is above a threshold.
+"""looks.onnx: all looks at one image as one ONNX graph, with the loop inside. For programs that want no loop of their own.
 
-    glances        (1, 3, px, px)   the image at low resolution; a graph for images of one size makes it itself
-    images         (1, 3, H, W)     what patches are cut out of
+    images         (1, 3, H, W)     the image, normalised, of the view's size
     thresholds     (T,)             one for each look that may be taken
     ->
     logits         (1, classes)     after the last look that was taken
     answer, confidence              (1,) after the glance
-    answers, confidences            (K, 1) after each of the K focus looks
+    answers, confidences            (K, 1) after each of the K focus looks that were taken
     where                           (K, 1, 2) of each of them
 
-It is put together from the graphs of the parts (see network/parts.py), with whatever weights these have. Names of nodes begin with
-what they are for, so that a profile tells where the time goes: the name of a part, or one of SHRINKING, CUTTING, LEAVING.
+It is assembled from the graphs of the parts (see network/parts.py). Names of nodes begin with their purpose, so that a profile
+shows where the time goes: the name of a part, or SHRINKING, CUTTING, LEAVING.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,40 +20,121 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.exits.curve import stay_thresholds
+from glancefocus.export.compare import Tally, near_a_tie, refuse_differences, viewed
+from glancefocus.export.manifest import LooksGraph
+from glancefocus.export.samples import Sample
+from glancefocus.export.standalone.predict import Graph
 from glancefocus.network.parts import aim_part, answer_part
-from glancefocus.outcome import Outcome
-from glancefocus.settings import NetworkSettings
+from glancefocus.region import resized
+from glancefocus.runtime.onnx import open_session
+from glancefocus.settings import GlanceResize, NetworkSettings
 
+FILE = "looks.onnx"
 SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
-INPUTS = ("glances", "images", "thresholds")
-MOST_BYTES = (1 << 31) - 1
+MOST_BYTES = (1 << 31) - 1  # of one ONNX graph
 OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
 
 
-def fits_one_graph(settings: NetworkSettings) -> bool:
-    """Images, in patches of one size: what the graph is for."""
-    return settings.looks > 1 and settings.frames == 1 and len(settings.patch_px) == 1
+def fits_one_graph(bundle: Bundle) -> bool:
+    """Whether the loop inside the graph can do what the bundle does: pictures, one patch size, thresholds on the confidence."""
+    settings = bundle.settings
+    one_size = settings.looks > 1 and settings.frames == 1 and len(settings.patch_px) == 1
+    return one_size and bundle.score == "confidence" and bundle.temperatures is None
 
 
-def one_graph(
-    files: Mapping[str, Path],
-    settings: NetworkSettings,
-    policy_units: int,
-    shrinking_by: Mapping[str, NDArray[np.float32]] | None = None,
-) -> Any:
-    """The ModelProto of all looks.
+def write_looks_graph(bundle: Bundle, graphs: list[Graph], folder: Path, sample: Sample) -> LooksGraph | None:
+    """Assemble the graphs of a folder to one more, and compare it with the network; returns what the manifest says about it.
 
-    files         {part: graph}
-    shrinking_by  `rows` (px, H) and `columns` (W, px) for images of one size, of which the graph is not given the glance then: that
-                  is rows x image x columns, for resizing is a product on either side
+    None where the parts cannot be assembled, or where no image of the sample has the view's size, which can happen when pictures
+    keep their own size.
     """
+    settings, view = bundle.settings, bundle.settings.view
+    own = bundle.thresholds if bundle.thresholds is not None else stay_thresholds(settings.looks, 1)
+    thresholds = [float(t) for t in np.ravel(np.asarray(own, dtype=np.float32))]
+    try:
+        graph = one_graph({graph["name"]: folder / graph["file"] for graph in graphs}, settings).SerializeToString()
+        session = open_session(graph, 1)
+    except BadSetting:
+        return None
+    found = _compare(bundle, session, sample, thresholds)
+    refuse_differences(found, FILE)
+    if found.images == 0:
+        return None
+    (folder / FILE).write_bytes(graph)
+    return {
+        "file": FILE,
+        "inputs": [
+            {"name": "images", "shape": [1, 3, view.height_px, view.width_px]},
+            {"name": "thresholds", "shape": ["looks"]},
+        ],
+        "outputs": list(OUTPUTS),
+        "thresholds": thresholds,
+        "compared": {
+            "images": found.images,
+            "same_answers": found.answers,
+            "same_looks": found.looks,
+            "undecided": found.undecided,
+            "confidence_difference": found.confidence_difference,
+        },
+    }
+
+
+def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> Tally:
+    """Look at every picture of the view's size with the network and with the graph, one at a time."""
+    found = Tally()
+    rule, view, px = bundle.exit_rule(thresholds=thresholds), bundle.settings.view, bundle.settings.patch_px[0]
+    room = np.array([view.height_px - px, view.width_px - px])
+    for image in (viewed(frames, bundle) for pictures in sample.batches() for frames in pictures):
+        if tuple(image.shape[1:]) != (view.height_px, view.width_px):
+            continue
+        found.images += 1
+        network = bundle.predict_images([image], rule)
+        given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
+        _, answer, confidence, answers, confidences, _ = session.run(OUTPUTS, given)
+        answered, confident = [*answer, *answers.ravel()], np.array([*confidence, *confidences.ravel()])
+        looks, expected = int(network.looks), int(network.answer)
+        same_answer, same_looks = int(answered[-1]) == expected, len(answered) == looks
+        found.answers += same_answer
+        found.looks += same_looks
+        confidence_after = network.confidence_after[0, :looks].numpy()
+        if same_answer and same_looks:
+            gap = float(np.abs(confident - confidence_after).max())
+            found.confidence_difference = max(found.confidence_difference, gap)
+        elif near_a_tie(
+            confidence_after.tolist(),
+            thresholds,
+            [(where, room) for where in network.where[0, : looks - 1].numpy()],
+            network.logits[0].numpy(),
+        ):
+            found.undecided += 1
+        else:
+            found.differing.append(
+                f"image {found.images} is class {expected} after {looks} looks, "
+                f"in {FILE} class {int(answered[-1])} after {len(answered)}"
+            )
+    return found
+
+
+def resize_matrix(side: int, px: int, resize: GlanceResize) -> NDArray[np.float32]:
+    """(px, side): resizing is linear, so that a column of pixels is resized by a product with this matrix."""
+    if side == px:
+        return np.eye(px, dtype=np.float32)
+    with torch.inference_mode():
+        matrix: NDArray[np.float32] = resized(torch.eye(side)[None, None], (px, side), resize)[0, 0].numpy()
+    return matrix
+
+
+def one_graph(files: Mapping[str, Path], settings: NetworkSettings) -> Any:
+    """The ModelProto of all looks; files: {part: graph}."""
     try:
         import onnx
     except ModuleNotFoundError:
         raise MissingExtra("onnx", "export") from None
     parts = {name: onnx.load(file) for name, file in files.items()}
-    graph = _Composer(onnx, parts, settings, policy_units).all_looks(shrinking_by or {})
+    graph = _Composer(onnx, parts, settings).all_looks()
     versions: dict[str, int] = {}
     for entry in (entry for part in parts.values() for entry in part.opset_import):
         versions[entry.domain] = max(entry.version, versions.get(entry.domain, 0))
@@ -71,29 +150,22 @@ def one_graph(
 
 
 class _Composer:
-    """Puts the graphs of parts into others. Tensors of a part begin with its name, so that no two are called alike."""
+    """Puts the graphs of parts into one. Names of a part's tensors begin with the part's name, so that none clash."""
 
-    def __init__(self, onnx: Any, parts: Mapping[str, Any], settings: NetworkSettings, policy_units: int) -> None:
+    def __init__(self, onnx: Any, parts: Mapping[str, Any], settings: NetworkSettings) -> None:
         self.onnx = onnx
         self.types = onnx.TensorProto
         self.parts = parts
         self.settings = settings
-        self.units = policy_units
 
-    def all_looks(self, shrinking_by: Mapping[str, NDArray[np.float32]]) -> Any:
-        types, px, side = self.types, self.settings.patch_px[0], self.settings.glance_px
+    def all_looks(self) -> Any:
+        types, settings, view = self.types, self.settings, self.settings.view
+        px, units, resize = settings.patch_px[0], settings.policy.units, settings.glance_resize
         nodes, weights = self._part("glance", {"glances": "glances"})
-        sides: dict[str, list[Any]] = {"images": [1, 3, "height", "width"], "thresholds": ["looks"]}
-        if shrinking_by:
-            nodes = [
-                self._node(SHRINKING, "MatMul", ["images", "columns"], ["narrow"]),
-                self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
-                *nodes,
-            ]
-            sides["images"] = [1, 3, shrinking_by["rows"].shape[1], shrinking_by["columns"].shape[0]]
-        else:
-            sides = {"glances": [1, 3, side, side], **sides}
         nodes = [
+            # The glance is rows x image x columns.
+            self._node(SHRINKING, "MatMul", ["images", "columns"], ["narrow"]),
+            self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
             *nodes,
             self._node(CUTTING, "Shape", ["images"], ["image_hw"], start=2),
             self._node(CUTTING, "Sub", ["image_hw", "patch_hw"], ["room_px"]),
@@ -116,10 +188,14 @@ class _Composer:
             self._constant("patch_hw", [px, px], "int64"),
             self._constant("the_glance", [1], "int64"),
             self._constant("none_yet", 0, "int64"),
-            self._constant("no_policy_memory", [[0.0] * self.units], "float32"),
-            *(self._constant(name, value, "float32") for name, value in shrinking_by.items()),
+            self._constant("no_policy_memory", [[0.0] * units], "float32"),
+            self._constant("rows", resize_matrix(view.height_px, settings.glance_px, resize), "float32"),
+            self._constant("columns", resize_matrix(view.width_px, settings.glance_px, resize).T, "float32"),
         ]
-        inputs = [self._value(name, types.FLOAT, shape) for name, shape in sides.items()]
+        inputs = [
+            self._value("images", types.FLOAT, [1, 3, view.height_px, view.width_px]),
+            self._value("thresholds", types.FLOAT, ["looks"]),
+        ]
         one, each = [1], ["focused", 1]
         shapes: list[list[Any]] = [[1, "classes"], one, one, each, each, [*each, 2]]
         outputs = [
@@ -129,7 +205,7 @@ class _Composer:
         return self.onnx.helper.make_graph(nodes, "looks", inputs, outputs, initializer=weights)
 
     def _look(self) -> Any:
-        """The body of the loop: aim, cut the patch out, look at it, and say whether to go on."""
+        """The body of the loop: aim, cut the patch out, look at it, and decide whether to go on."""
         types = self.types
         aim, aim_weights = self._aim()
         cut, cut_weights = self._patch()
@@ -160,7 +236,7 @@ class _Composer:
         )
 
     def _patch(self) -> tuple[list[Any], list[Any]]:
-        """Cut out where the policy aims, as scene.top_left: at floor(where x room), the product in float32."""
+        """Cut the patch out where the policy aims, like the network does: at floor(where x room), the product in float32."""
         nodes = [
             self._node(CUTTING, "Clip", ["aimed_at", "zero", "one"], ["share"]),
             self._node(CUTTING, "Mul", ["share", "room"], ["start_px"]),
@@ -179,7 +255,7 @@ class _Composer:
         return nodes, weights
 
     def _aim(self) -> tuple[list[Any], list[Any]]:
-        """By the map of the glance first, then by that of the patch before."""
+        """From the feature map of the glance first, then from that of the previous patch."""
         given = {"map": "map", "policy_memory": "policy_memory"}
         made = {"where": "aimed_at", "policy_memory_after": "policy_memory_after"}
         sizes = [self.settings.glance_px, self.settings.patch_px[0]]
@@ -199,7 +275,7 @@ class _Composer:
         return nodes + more_nodes, weights + more_weights
 
     def _unsure(self, confidence: str, number: str, result: str) -> list[Any]:
-        """Not above the threshold of the look of this number."""
+        """Whether the confidence is not above the threshold of the look of this number."""
         return [
             self._node(LEAVING, "Gather", ["thresholds", number], [f"{result}/threshold"]),
             self._node(LEAVING, "Greater", [confidence, f"{result}/threshold"], [f"{result}/sure"]),
@@ -210,7 +286,7 @@ class _Composer:
     def _chosen(
         self, names: Sequence[str], given: Mapping[str, str], made: Mapping[str, str], first: int = 0
     ) -> tuple[list[Any], list[Any]]:
-        """One part for each number of the loop from the first, the last part for all that follow."""
+        """One part for each round of the loop, counted from `first`; the last part serves all later rounds."""
         now, *later = names
         if not later:
             return self._part(now, {**given, **made})
@@ -231,7 +307,7 @@ class _Composer:
         return kind
 
     def _part(self, name: str, outside: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-        """The nodes and weights of a part; `outside`: what its inputs and outputs are called there."""
+        """The nodes and weights of a part; outside: {its input or output: name in the whole graph}."""
 
         def renamed(tensors: Iterable[str]) -> list[str]:
             return [tensor and outside.get(tensor, f"{name}/{tensor}") for tensor in tensors]
@@ -239,7 +315,9 @@ class _Composer:
         nodes, weights = [], []
         for one in self.parts[name].graph.node:
             if any(attribute.HasField("g") for attribute in one.attribute):
-                raise BadSetting(f"the part {name!r} has a graph within its graph, which cannot be put into another.")
+                raise BadSetting(
+                    f"the part {name!r} has a graph within its graph, which cannot be put into another one."
+                )
             node = self.onnx.NodeProto()
             node.CopyFrom(one)
             node.name = f"{name}/{one.name}"
@@ -251,7 +329,7 @@ class _Composer:
             weight.name = renamed([one.name])[0]
             weights.append(weight)
         made = {output.name for output in self.parts[name].graph.output}
-        if "logits" in made and "confidence" not in made:  # exported graphs do not say it
+        if "logits" in made and "confidence" not in made:  # exported graphs do not have this output
             logits, confidence, answer = renamed(["logits", "confidence", "answer"])
             shares, last = f"{name}/shares", f"{name}/of_classes"
             nodes += [
@@ -270,28 +348,3 @@ class _Composer:
 
     def _constant(self, name: str, value: Any, kind: str) -> Any:
         return self.onnx.numpy_helper.from_array(np.array(value, kind), name)
-
-
-def outcome_of(outputs: Sequence[Any], thresholds: Sequence[float], patch_px: int) -> Outcome:
-    """The graph's outputs as an outcome, as the loop's recorder would give it."""
-    logits, answer, confidence, answers, confidences, where = outputs
-    answered, sureness = (
-        [*answer.tolist(), *answers.ravel().tolist()],
-        [*confidence.tolist(), *confidences.ravel().tolist()],
-    )
-    looks, most = len(answered), len(thresholds)
-    left = most - looks
-    threshold = thresholds[looks - 1]
-    sure = bool(sureness[-1] > np.float32(threshold)) and (looks < most or threshold > 0)  # see ExitRule
-    aimed_at = [*where.reshape(-1, 2).tolist(), *([[math.nan, math.nan]] * left)]
-    return Outcome(
-        answer=torch.tensor(answered[-1:]),
-        confidence=torch.tensor(sureness[-1:], dtype=torch.float32),
-        looks=torch.tensor([looks]),
-        sure=torch.tensor([sure]),
-        logits=torch.from_numpy(logits),
-        where=torch.tensor(aimed_at, dtype=torch.float32).reshape(1, most - 1, 2),
-        patch_px=torch.tensor([[patch_px] * (looks - 1) + [0] * left], dtype=torch.int64),
-        answer_after=torch.tensor([answered + [-1] * left]),
-        confidence_after=torch.tensor([sureness + [math.nan] * left], dtype=torch.float32),
-    )

@@ -1,4 +1,4 @@
-"""Pictures that an export is tried on: out of a data set, out of a folder, or made up."""
+"""Pictures that an export is compared and calibrated on: from a data set, from a folder, or synthetic."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,21 +20,20 @@ from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadImage
 from glancefocus.export.formats import quiet
-from glancefocus.export.standalone.loop import Looker, RunGraph
-from glancefocus.export.standalone.views import Array, see
+from glancefocus.export.standalone.predict import Array, Looker, Manifest, RunGraph, scene_of
 from glancefocus.settings import NetworkSettings
 
 MADE_UP = 32
-"""So many pictures are made up where none are given."""
+"""Number of synthetic pictures, where no others are given."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """Some pictures, read when they are needed.
 
-    sources  files, or pixels (3, H, W) uint8; of clips files or folders, or pixels (F, 3, H, W)
-    words    what they are
-    labels   their classes; None: nobody knows
+    sources  files, or pixels (3, H, W) uint8; for clips files or folders, or pixels (F, 3, H, W)
+    words    a description of them
+    labels   their classes; None: unknown
     """
 
     sources: Sequence[Path | Tensor]
@@ -46,12 +45,12 @@ class Sample:
         return len(self.sources)
 
     def batches(self, size: int = 32) -> Iterator[list[list[Image.Image]]]:
-        """Pictures in RGB, each as a list of its frames, of which a picture has one."""
+        """Pictures in RGB, each as a list of frames; a picture has one frame."""
         for start in range(0, len(self), size):
             yield [self._frames(source) for source in self.sources[start : start + size]]
 
     def at_most(self, count: int) -> "Sample":
-        """So many of them, evenly spaced: data sets are often sorted by class."""
+        """At most this many of them, evenly spaced, because data sets are often sorted by class."""
         rows = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int).tolist()
         labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
         return Sample([self.sources[row] for row in rows], self.words, self.frames, labels)
@@ -65,7 +64,7 @@ class Sample:
 
 
 def open_sample(bundle: Bundle, source: str) -> Sample:
-    """The held-out images of a data set; or every picture in a folder, whose classes nobody knows."""
+    """The held-out images of a data set; or every picture in a folder, without classes."""
     frames, path = bundle.settings.frames, Path(source)
     try:
         splits = open_splits(bundle, source)
@@ -78,7 +77,7 @@ def open_sample(bundle: Bundle, source: str) -> Sample:
 
 
 def calibration_samples(bundle: Bundle, source: str) -> tuple[Sample, Sample]:
-    """Labelled images to calibrate with, and others to measure on: one split and another, or the halves of the only one."""
+    """Labelled images to calibrate with, and others to measure on: two splits, or the halves of the only one."""
     splits, frames = open_splits(bundle, source), bundle.settings.frames
     first = next(name for name in ("train", "val", WHOLE, "test") if name in splits)
     second = next((name for name in ("test", "val") if name in splits and name != first), None)
@@ -91,14 +90,15 @@ def calibration_samples(bundle: Bundle, source: str) -> tuple[Sample, Sample]:
     split = splits[first]
     if len(split) < 4:
         raise BadData(
-            f"some images calibrate and others measure, but {source} has {len(split)}. Give at least 4, better some hundred."
+            f"int8 needs images to calibrate with and others to measure on, but {source} has {len(split)}. Give at least 4, "
+            "better some hundred."
         )
     even, odd = range(0, len(split), 2), range(1, len(split), 2)
     return _sample(split, even, f"one half of {source}", frames), _sample(split, odd, f"other half of {source}", frames)
 
 
 def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
-    """The splits of a data set, a built-in world as it was drawn for training."""
+    """The splits of a data set; a built-in world with the settings that it had in training."""
     settings = bundle.settings
     data = world_settings(source, settings_in_notes(bundle.notes), settings.view, settings.frames)
     opened = open_labelled(data, settings.view, bundle.classes, frames=settings.frames, record=bundle.split)
@@ -106,7 +106,7 @@ def open_splits(bundle: Bundle, source: str) -> dict[str, Split]:
 
 
 def made_up(settings: NetworkSettings, count: int = MADE_UP, seed: int = 0) -> Sample:
-    """Pictures of coloured clouds and noise; not quite of the view's size, so that they are resized where it resizes."""
+    """Pictures of coloured clouds and noise; larger than the view, so that resizing is compared as well."""
     draw, view = np.random.default_rng(seed), settings.view
     height, width = view.height_px, view.width_px
     if view.fit != "whole":
@@ -136,14 +136,14 @@ def _picture(pixels: Tensor) -> Image.Image:
 
 
 COVERAGES: dict[str, tuple[str, ...] | None] = {"everything": None, "convolutions": ("Conv",)}
-"""What is quantised: every operation that can be; or convolutions only, so that heads and memories stay as they are."""
+"""What is quantised: every operation that can be; or convolutions only, so that classifier and policy keep full precision."""
 
 Feeds = dict[str, list[tuple[Array, ...]]]
-"""{graph: inputs of every time that it was run}."""
+"""{graph: the inputs of each of its runs}."""
 
 
 class _Recorded:
-    """Runs graphs and keeps what went in."""
+    """Runs graphs and keeps their inputs."""
 
     def __init__(self, graphs: RunGraph) -> None:
         self.graphs = graphs
@@ -155,7 +155,7 @@ class _Recorded:
 
 
 class _Reader:
-    """Gives recorded inputs to the calibration, one run after the other."""
+    """Passes recorded inputs to the calibration of ONNX Runtime, one run after the other."""
 
     def __init__(self, names: list[str], feeds: list[tuple[Array, ...]]) -> None:
         self.feeds = iter([dict(zip(names, feed, strict=True)) for feed in feeds])
@@ -165,22 +165,22 @@ class _Reader:
 
 
 def record_feeds(looker: Looker, sample: Sample, ways: dict[str, Any]) -> Feeds:
-    """What every graph is given while these pictures are looked at: glances, and patches where the policy really aims."""
+    """The inputs of every graph while these pictures are looked at: glances, and patches where the policy aims."""
     recorded = _Recorded(looker.graphs)
-    recording = Looker(looker.about, recorded)
+    recording = Looker(looker.manifest, recorded)
     for thresholds in ways.values():
         for pictures in sample.batches():
-            recording.look([see(frames, looker.about) for frames in pictures], thresholds)
+            recording.look([scene_of(frames, looker.manifest) for frames in pictures], thresholds)
     return recorded.feeds
 
 
-def quantise(about: dict[str, Any], folder: Path, feeds: Feeds, coverage: str, into: Path) -> None:
-    """Write every ONNX graph of a folder into another one, in int8."""
+def quantise(manifest: Manifest, folder: Path, feeds: Feeds, coverage: str, into: Path) -> None:
+    """Write every ONNX graph of a folder into another folder, in int8."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     operations = COVERAGES[coverage]
-    for graph in about["graphs"]:
+    for graph in manifest["graphs"]:
         names = [given["name"] for given in graph["inputs"]]
         with tempfile.TemporaryDirectory(dir=into) as aside, quiet():
             prepared = Path(aside) / "prepared.onnx"
@@ -192,7 +192,7 @@ def quantise(about: dict[str, Any], folder: Path, feeds: Feeds, coverage: str, i
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=None if operations is None else list(operations),
                 per_channel=True,
-                # Of weights 7 bits: processors without VNNI add two products of 8 bits into 16, which overflows.
+                # Weights of 7 bits: processors without VNNI add two products of 8 bits in 16 bits, which would overflow.
                 reduce_range=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -204,6 +204,6 @@ def accuracy(looker: Looker, sample: Sample, thresholds: Any) -> float:
     assert sample.labels is not None
     answers: list[int] = []
     for pictures in sample.batches():
-        rows = looker.look([see(frames, looker.about) for frames in pictures], thresholds)
+        rows = looker.look([scene_of(frames, looker.manifest) for frames in pictures], thresholds)
         answers += [int(row.logits.argmax()) for row in rows]
     return float((np.array(answers) == np.array(sample.labels)).mean())

@@ -38,6 +38,7 @@ from glancefocus.evaluation.rivals import (
 from glancefocus.evaluation.verdict import noted_verdict
 from glancefocus.exits.budget import solve_curve, solve_within
 from glancefocus.exits.curve import frozen
+from glancefocus.exits.record import LookRecord
 from glancefocus.interrupts import handled
 from glancefocus.network.build import build, load_encoders
 from glancefocus.network.macs import count_costs
@@ -269,14 +270,7 @@ def finish_bundle(
         "images": {name: len(split) for name, split in splits.items() if split is not None},
     }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
-    record = record_looks(
-        bundle,
-        data.val,
-        looks_folder(folder / BUNDLE_FOLDER),
-        source=settings.data.source,
-        name="val",
-        workers=settings.data.workers,
-    )
+    record = _record_of_validation(bundle, data, settings, folder)
     table = look_table(bundle, record)
     if len(table) > 1:
         bundle.curve = solve_curve(table)
@@ -307,6 +301,12 @@ def finish_bundle(
     return bundle
 
 
+def _record_of_validation(bundle: Bundle, data: Data, settings: TrainSettings, folder: Path) -> LookRecord:
+    """The look record of the validation images; it is kept beside the bundle, so the second call only reads it."""
+    looks, source = looks_folder(folder / BUNDLE_FOLDER), settings.data.source
+    return record_looks(bundle, data.val, looks, source=source, name="val", workers=settings.data.workers)
+
+
 def last_aims(folder: Path) -> dict[str, Any] | None:
     """The last comparison of learnt aims with others in a run's journal, see AimsCheck; None if there is none."""
     return next((row.aims for row in reversed(read_metrics(folder)) if row.aims is not None), None)
@@ -334,10 +334,7 @@ def finished_bundle(settings: TrainSettings, folder: Path) -> Bundle | None:
 
 def write_run_report(bundle: Bundle, data: Data, settings: TrainSettings, folder: Path) -> Path:
     """Write the report page into the run's folder; returns its file."""
-    source = settings.data.source
-    record = record_looks(
-        bundle, data.val, looks_folder(folder / BUNDLE_FOLDER), source=source, name="val", workers=settings.data.workers
-    )
+    record = _record_of_validation(bundle, data, settings, folder)
     findings = replace(
         assess(bundle, record, chose=True), aims=noted_aims(bundle.notes), verdict=noted_verdict(bundle.notes)
     )
@@ -345,7 +342,7 @@ def write_run_report(bundle: Bundle, data: Data, settings: TrainSettings, folder
         folder / REPORT_FOLDER,
         findings,
         bundle,
-        title=f"{folder.name}: {settings.network.backbone} on {source}",
+        title=f"{folder.name}: {settings.network.backbone} on {settings.data.source}",
         record=record,
         split=data.val,
         training=Training(read_training_curves(folder), bundle.notes.get("images", {}), data.train),

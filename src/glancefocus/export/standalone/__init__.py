@@ -1,1 +1,1 @@
-"""What an exported folder's predict.py is put together of: these modules need numpy, Pillow and one runtime, nothing of ours."""
+"""What is copied into exported folders: `predict.py`, which imports nothing else of this project."""

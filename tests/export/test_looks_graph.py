@@ -13,9 +13,9 @@ import torch
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.exits.rule import ExitRule
-from glancefocus.export import one_file
+from glancefocus.export import looks_graph
 from glancefocus.export.compare import viewed
-from glancefocus.export.one_file import fits_one_file, shrinking, write_one_file
+from glancefocus.export.looks_graph import fits_one_graph, resize_matrix, write_looks_graph
 from glancefocus.export.samples import Sample, made_up
 from glancefocus.region import resized
 from glancefocus.settings import GlanceResize
@@ -26,17 +26,17 @@ Described = Callable[[Path], dict[str, Any]]
 @pytest.mark.parametrize("resize", ["antialias", "bicubic", "bilinear"])
 def test_resizing_is_a_product_on_either_side(resize: GlanceResize) -> None:
     image = torch.randn(1, 3, 40, 56, generator=torch.Generator().manual_seed(0))
-    product = shrinking(40, 24, resize) @ image.numpy() @ shrinking(56, 24, resize, across=True)
+    product = resize_matrix(40, 24, resize) @ image.numpy() @ resize_matrix(56, 24, resize).T
     np.testing.assert_allclose(product, resized(image, (24, 24), resize).numpy(), atol=1e-5)
-    assert np.array_equal(shrinking(24, 24, resize), np.eye(24))
+    assert np.array_equal(resize_matrix(24, 24, resize), np.eye(24))
 
 
 def test_it_answers_as_the_bundle_does_by_any_thresholds(
     onnx_folder: Path, exported_bundle: Bundle, described: Described
 ) -> None:
     session = onnxruntime.InferenceSession(onnx_folder / "looks.onnx")
-    told = described(onnx_folder)
-    taken, own = set(), told["thresholds"]
+    manifest = described(onnx_folder)
+    taken, own = set(), manifest["thresholds"]
     for frames in next(made_up(exported_bundle.settings, count=12, seed=3).batches()):
         image = viewed(frames, exported_bundle)
         for thresholds in (own, exported_bundle.curve[0]["thresholds"], [1.0, 1.0, 1.0], [1.0]):
@@ -53,48 +53,44 @@ def test_it_answers_as_the_bundle_does_by_any_thresholds(
             np.testing.assert_allclose(logits, outcome.logits, atol=1e-4)
             np.testing.assert_allclose(where.reshape(-1, 2), outcome.where[0, : looks - 1], atol=1e-5)
     assert taken == {1, 2, 3}
-    compared = told["one_graph"]["compared"]
+    compared = manifest["one_graph"]["compared"]
     assert compared.pop("confidence_difference") < 1e-5
     assert compared == {"images": 32, "same_answers": 32, "same_looks": 32, "undecided": 0}
-    assert told["one_graph"]["inputs"][0]["shape"] == [1, 3, *image.shape[1:]]
+    assert manifest["one_graph"]["inputs"][0]["shape"] == [1, 3, *image.shape[1:]]
     assert "`looks.onnx`" in (onnx_folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_it_is_not_for_other_scores_temperatures_and_sizes(
     exported_bundle: Bundle, small_bundle: Callable[..., Bundle]
 ) -> None:
-    assert fits_one_file(exported_bundle)
-    assert not fits_one_file(replace(exported_bundle, score="entropy"))
-    assert not fits_one_file(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
-    assert not fits_one_file(small_bundle(patch_px=(32, 48)))
+    assert fits_one_graph(exported_bundle)
+    assert not fits_one_graph(replace(exported_bundle, score="entropy"))
+    assert not fits_one_graph(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
+    assert not fits_one_graph(small_bundle(patch_px=(32, 48)))
 
 
 def test_pictures_that_keep_another_size_than_the_views_are_not_for_it(
     onnx_folder: Path, small_bundle: Callable[..., Bundle], described: Described, tmp_path: Path
 ) -> None:
-    about = described(onnx_folder)
-    for graph in about["graphs"]:
+    manifest = described(onnx_folder)
+    for graph in manifest["graphs"]:
         (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
     bundle = small_bundle(view={"fit": "whole"})
     other = Sample([torch.zeros(3, 88, 99, dtype=torch.uint8)] * 2, "larger")
-    assert write_one_file(bundle, about, tmp_path, other) is None
+    assert write_looks_graph(bundle, manifest["graphs"], tmp_path, other) is None
     assert not (tmp_path / "looks.onnx").exists()
 
 
 def test_one_that_answers_otherwise_is_refused(
     onnx_folder: Path, exported_bundle: Bundle, described: Described, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = described(onnx_folder)
-    for graph in about["graphs"]:
+    manifest = described(onnx_folder)
+    for graph in manifest["graphs"]:
         (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
-    upside_down = np.ascontiguousarray(
-        one_file.shrinking(exported_bundle.settings.view.height_px, 32, "antialias")[::-1]
-    )
-    monkeypatch.setattr(
-        one_file, "shrinking", lambda side, px, resize, across=False: upside_down.T if across else upside_down
-    )
+    upside_down = resize_matrix(exported_bundle.settings.view.height_px, 32, "antialias")[::-1]
+    monkeypatch.setattr(looks_graph, "resize_matrix", lambda side, px, resize: upside_down)
     with pytest.raises(BadExport, match=r"do not answer as .* \(looks.onnx\). The first: image \d+ is class"):
-        write_one_file(exported_bundle, about, tmp_path, made_up(exported_bundle.settings))
+        write_looks_graph(exported_bundle, manifest["graphs"], tmp_path, made_up(exported_bundle.settings))
 
 
 def test_graphs_that_cannot_be_put_together_are_delivered_without_it(
@@ -103,7 +99,6 @@ def test_graphs_that_cannot_be_put_together_are_delivered_without_it(
     def cannot(*_: Any, **__: Any) -> None:
         raise BadSetting("no")
 
-    monkeypatch.setattr(one_file, "one_graph", cannot)
-    assert (
-        write_one_file(exported_bundle, described(onnx_folder), onnx_folder, made_up(exported_bundle.settings)) is None
-    )
+    monkeypatch.setattr(looks_graph, "one_graph", cannot)
+    graphs = described(onnx_folder)["graphs"]
+    assert write_looks_graph(exported_bundle, graphs, onnx_folder, made_up(exported_bundle.settings)) is None
