@@ -32,7 +32,7 @@ class ScriptedNet:
         self.look_with = look_with
         self.confidence = confidence
         self.rows_focused: list[list[int]] = []
-        self.policy = CentreCornerPolicy(8)
+        self.policy = CentreCornerPolicy()
 
     def glance(self, scene: Scene) -> Look:
         return replace(self.look_with(self.confidence[0]), scene=scene)

@@ -33,7 +33,7 @@ class BrightNet:
     def __init__(self, look_with: LookWith) -> None:
         self.look_with = look_with
         self.rows_focused: list[int] = []
-        self.policy = CentreCornerPolicy(8)
+        self.policy = CentreCornerPolicy()
 
     def glance(self, scene: Scene) -> Look:
         return replace(self.look_with(scene.view(Region(whole(8)))[:, 0, 0, 0].tolist()), scene=scene)

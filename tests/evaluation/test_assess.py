@@ -136,7 +136,7 @@ def record_of(bundle: Bundle, folder: Path, seed: int = 0, **about: Any) -> Look
             "split": "test",
             "images": IMAGES,
             "looks": settings.looks,
-            "patch_px": settings.patch_px,
+            "views": tuple(view.name for view in settings.candidates),
             **about,
         }
     )
@@ -168,7 +168,7 @@ def test_the_table_of_a_record_has_the_costs_of_the_bundles_score(small_bundle: 
 
 def test_without_thresholds_of_its_own_a_bundle_takes_every_look(small_bundle: MakeBundle) -> None:
     assert own_thresholds(small_bundle()) == [1.0, 1.0, 0.0]
-    assert own_thresholds(small_bundle(views=("32", "48"))) == [[-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0]]
+    assert own_thresholds(small_bundle(patch_px=(32, 48))) == [[-1.0, 1.0], [-1.0, 1.0], [0.0, 0.0]]
     assert own_thresholds(small_bundle(thresholds=(0.5, 0.6, 0.0))) == (0.5, 0.6, 0.0)
 
 
@@ -284,7 +284,7 @@ def test_with_several_sizes_each_is_also_assessed_alone(small_bundle: MakeBundle
         {"thresholds": [[-1.0, -1.0]] * 2 + [[0.0, 0.0]], "mean_macs": 4e6},
         {"thresholds": [[0.4, 0.8], [0.8, 0.4], [0.0, 0.0]], "mean_macs": 1e7},
     ]
-    bundle = small_bundle(views=("32", "48"), curve=curve)
+    bundle = small_bundle(patch_px=(32, 48), curve=curve)
     record = record_of(bundle, tmp_path)
     findings = assess(bundle, record, points=6)
     table = look_table(bundle, record)

@@ -98,11 +98,11 @@ def test_the_columns_of_a_tree_are_its_nodes_level_by_level(make_bundle: MakeBun
     bundle, split = make_bundle(patch_px=(32, 48)), noise(3)
     record, _ = recorded(bundle, split, tmp_path)
     net = bundle.net
-    for column, path in enumerate([(), (32,), (48,), (32, 32), (32, 48), (48, 32), (48, 48)]):
+    for column, path in enumerate([(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]):
         with torch.inference_mode():
             look = net.glance(next(iter(split.batches([range(3)])))[0])
-            for px in path:
-                look = net.focus(look, net.policy.aim(look, px))
+            for candidate in path:
+                look = net.focus(look, net.policy.aim(look, candidate))
         np.testing.assert_allclose(record.confidence[:, column], look.confidence.numpy(), rtol=0, atol=1e-5)
         assert record.answer[:, column].tolist() == look.logits.argmax(dim=1).tolist()
 

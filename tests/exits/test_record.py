@@ -165,11 +165,13 @@ def edit(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 3},
         {"views": "32"},
-        {"patch_px": ["x"]},
-        {"patch_px": []},
-        {"patch_px": [True]},
+        {"views": [3.5]},
+        {"views": []},
+        {"views": [True]},
+        {"patch_px": [32]},
+        {"format": 1},
         {"looks": "three"},
         {"looks": -1},
         {"looks": 10**9},
@@ -271,3 +273,12 @@ def test_a_folder_of_something_else_is_not_a_look_record(tmp_path: Path) -> None
         LookRecord.load(tmp_path)
     with pytest.raises(BadData, match="is not a look record"):
         LookRecord.load(tmp_path / "none")
+
+
+def test_a_record_of_the_first_format_is_read(tmp_path: Path) -> None:
+    written(tmp_path / "record")
+    file = tmp_path / "record" / "about.json"
+    plain = json.loads(file.read_text())
+    plain |= {"format": 1, "patch_px": [int(name) for name in plain.pop("views")]}
+    file.write_text(json.dumps(plain))
+    assert LookRecord.load(tmp_path / "record").about.views == ("32",)

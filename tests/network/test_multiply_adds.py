@@ -74,7 +74,7 @@ def test_aiming_is_counted_on_the_map_of_the_look_before_it(small_net: Callable[
     # The policy's convolution sees a map of 2x2 at the glance and of 1x1 after a focus: 3 x 96 x 4 multiply-adds fewer.
     costs = count_costs(net.settings)
     assert costs.macs_after_look == count_runs(net)
-    assert costs.policy_macs - costs.focus_policy_macs[32] == 3 * 96 * 4
+    assert costs.policy_macs - costs.focus_policy_macs["32"] == 3 * 96 * 4
 
 
 def test_attention_is_counted(small_net: Callable[..., GlanceFocus]) -> None:

@@ -173,7 +173,7 @@ def test_tsm_resnet50_costs_what_is_published(frames: int, published_macs: float
 def test_a_clip_costs_its_frames(small_net: Callable[..., GlanceFocus]) -> None:
     image, clip = (count_costs(small_net(classifier="cascaded", **more).settings) for more in ({}, {"frames": 4}))
     assert clip.encoder_macs == 4 * image.encoder_macs
-    assert clip.focus_encoder_macs == {32: 4 * image.focus_encoder_macs[32]}
+    assert clip.focus_encoder_macs == {"32": 4 * image.focus_encoder_macs["32"]}
     head = image.encoder_with_head_macs - image.encoder_macs
     assert clip.backbone_macs - head == 4 * (image.backbone_macs - head)
 

@@ -186,7 +186,7 @@ def test_a_shared_encoder_is_trained_once(make_context: Make) -> None:
 def test_the_loss_of_recognition_is_equation_9(weight: float, small_net: Callable[..., GlanceFocus]) -> None:
     net = small_net()
     images, labels = next(iter(noise(4, 3).batches([range(4)])))
-    looks = play(net, ImageBatch(images), 3, CentreCornerPolicy(32))
+    looks = play(net, ImageBatch(images), 3, CentreCornerPolicy())
     total = 0.0
     for look in looks:
         encoder = net.glance_encoder if look.number == 1 else net.focus_encoder
@@ -330,7 +330,7 @@ def test_the_whole_image_and_the_distillation_are_part_of_the_joint_loss_when_as
         stage = build_stage("joint", context)
         context.net.eval()  # so that batch norms take the same statistics in all three
         images, labels = next(iter(context.data.train.batches([range(6)])))
-        policy = CentreCornerPolicy(32)
+        policy = CentreCornerPolicy()
         with torch.no_grad():
             loss, _ = stage.recognise_step(images, labels, policy)  # type: ignore[attr-defined]
             looks = play(context.net, ImageBatch(images), 3, policy)

@@ -24,7 +24,7 @@ from glancefocus.escaping import one_line
 from glancefocus.exits.score import SCORES
 from glancefocus.exits.table import LookTable, level_sizes
 from glancefocus.files import open_file, replace_folder
-from glancefocus.values import Fields, read_json, text_of
+from glancefocus.values import Fields, read_json, text_of, whole_of
 
 FORMAT = 2
 ABOUT_FILE = "about.json"
@@ -131,9 +131,12 @@ class LookRecord:
 def _read_about(file: Path) -> RecordAbout:
     """The description of a record; impossible fields are refused by name."""
     fields = Fields(read_json(file, _MOST_ABOUT_BYTES), "about")
-    if fields.whole("format", 0, 10**6) != FORMAT:
+    written_as = fields.whole("format", 0, 10**6)
+    if written_as not in (1, FORMAT):
         raise BadSetting("it has another format.")
-    fields.refuse_others({"format", *RecordAbout.__dataclass_fields__})
+    # The first format, of 0.1.0, has the sizes of native patches instead of the names of views.
+    named = "patch_px" if written_as == 1 else "views"
+    fields.refuse_others({"format", named, *RecordAbout.__dataclass_fields__} - ({"views"} - {named}))
     about = RecordAbout(
         network=fields.text("network", 200),
         data=fields.text("data", 200),
@@ -141,12 +144,18 @@ def _read_about(file: Path) -> RecordAbout:
         split=fields.text("split", 200),
         images=fields.whole("images", 1, 10**9),
         looks=fields.whole("looks", 1, MOST_LOOKS),
-        views=tuple(fields.listed("views", MOST_CANDIDATES, lambda value, name: text_of(value, name, 40))),
+        views=tuple(fields.listed(named, MOST_CANDIDATES, _view_name)),
     )
     sizes = len(about.views)
     if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
         raise BadSetting(f"about.views and about.looks make more than {MOST_COLUMNS:,} sequences of views, or none.")
     return about
+
+
+def _view_name(value: Any, name: str) -> str:
+    if isinstance(value, int):
+        return str(whole_of(value, name, 1, 10**6))
+    return text_of(value, name, 40)
 
 
 def _mapped(file: Path) -> NDArray[Any]:
