@@ -241,7 +241,7 @@ def test_the_tiny_checkpoint_is_one(tiny_checkpoint: Any, tiny_model: types.Modu
 def test_any_field_and_tensor_of_a_released_checkpoint(
     data: st.DataObject, tiny_checkpoint: Any, tiny_model: types.ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    plain = {k: dict(v) if isinstance(v, dict) else v for k, v in tiny_checkpoint.items()}
+    plain = copy.deepcopy(tiny_checkpoint)
     fields = {k: v for k, v in plain.items() if not isinstance(v, (dict, torch.Tensor))}
     made = {**plain, **data.draw(changed(fields))} if data.draw(st.booleans()) else dict(plain)
     for _ in range(data.draw(st.integers(0, 2))):

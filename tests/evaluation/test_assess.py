@@ -159,7 +159,7 @@ def test_the_table_of_a_record_has_the_costs_of_the_bundles_score(small_bundle: 
     assert look_table(bundle, record).score.tolist() == record.confidence.tolist()
     # by value an image has been aimed for before it leaves, except after the last look
     by_value = look_table(bundle, record, "value")
-    assert by_value.macs.tolist() == [glance + aim, second + bundle.costs.aim_macs(32), third]
+    assert by_value.macs.tolist() == [glance + aim, second + bundle.costs.focus_policy_macs["32"], third]
     assert by_value.score.tolist() == record.value.tolist()
     assert look_table(bundle, record).ms is None
     bundle.score = "entropy"

@@ -171,7 +171,6 @@ def edit(folder: Path, **changes: Any) -> None:
         {"views": []},
         {"views": [True]},
         {"patch_px": [32]},
-        {"format": 1},
         {"looks": "three"},
         {"looks": -1},
         {"looks": 10**9},
