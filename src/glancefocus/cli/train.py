@@ -59,7 +59,8 @@ class TrainOptions:
     thorough: Flag = False
     """Train for three times the epochs."""
     preset: str | None = None
-    """A network from `gf models`, with the settings of the paper. These are meant for ImageNet and GPUs."""
+    """A network from `gf models`. Those of the paper are trained with the settings of the paper, which are meant for ImageNet and
+    GPUs."""
     backbone: str | None = None
     """Any timm backbone. Default: tf_efficientnet_lite0; for a built-in data set, the backbone of its own preset."""
     weights: str | None = None
@@ -73,7 +74,7 @@ class TrainOptions:
     encoders and classifier with this policy. joint: one stage instead of 1, 2 and 3. point, before 2 or instead of it: train the
     policy to aim where the backbone finds its evidence. For built-in data sets also small and small_glance: train backbone and
     glance encoder on small images first. Separate stages with commas, or repeat the option; 2 and 3 may come several times.
-    Default: initialise,1,2,3, or the stages of the preset or built-in data set."""
+    Default: initialise,1,2 for your own data; otherwise the stages of the preset or built-in data set."""
     rounds: Rounds | None = None
     """How many times stages 2 and 3 are run."""
     glance_px: Pixels | None = None
