@@ -60,7 +60,7 @@ class BenchOptions:
     """A bundle, its name on the hub (hf://user/name), or a preset of `gf models`, which gets random weights."""
     data: str | None = None
     """Labelled images, as for `gf evaluate`. The thresholds are then chosen so that the network is as accurate as the backbone.
-    Default: images of noise, and a given share of them stops after each look."""
+    Default: images of noise, of which the shares in --exits stop after each look."""
     _: KW_ONLY
     runtime: Annotated[list[str] | None, Several] = None
     """Inference backends to measure, one after the other: plain, eager, compile, onnx, openvino. Default: eager, and onnx and
@@ -68,10 +68,10 @@ class BenchOptions:
     batch: Annotated[list[BatchSize] | None, Several] = None
     """Batch sizes to measure. Default: 1 32."""
     threads: Threads | None = None
-    """Number of CPU threads. Default: 1 for a batch of one image, as on a phone; otherwise one for each core."""
+    """Number of CPU threads. Default: 1 for a batch of one image; otherwise one for each core."""
     exits: Annotated[list[Share] | None, Several] = None
-    """The share of images that stops after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: as with the thresholds of the bundle,
-    or as for the paper's networks at the accuracy of their backbones."""
+    """The share of images that stops after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: as with the thresholds of the bundle;
+    for a preset, the shares with which the paper's network of that family is as accurate as its backbone."""
     budget_macs: MultiplyAdds | None = None
     """Instead of --exits: mean multiply-adds of an image. The shares then grow or shrink by one factor from look to look."""
     backbone: Path | None = None
@@ -79,7 +79,8 @@ class BenchOptions:
     light_policy: Flag = False
     """For presets: use a small policy (1x1 convolution to 32 channels, 256 units)."""
     light_weights: bool | None = None
-    """With --runtime onnx: int8 weights in memory-bound layers, for small batches. Default: without them; with --all, both."""
+    """With --runtime onnx: int8 weights in memory-bound layers, for small batches. Default: off; with --all, measured with and
+    without."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """For presets: a setting of the network as name=value, such as policy.units=128. May be repeated."""
     rounds: Rounds | None = None
@@ -90,7 +91,7 @@ class BenchOptions:
     128, and 7 rounds."""
     split: SplitName | None = None
     """With data: the images to measure on: train, val, test or all. Default: as for `gf evaluate`. Other images, or one half of
-    these, choose the thresholds."""
+    these, are used to choose the thresholds."""
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class BenchOptions:
 
 
 def bench_network(options: BenchOptions) -> None:
-    """Measure wall-clock time against the plain backbone, side by side: how much of the saved multiply-adds becomes saved time.
+    """Measure wall-clock time against the plain backbone, side by side, to show whether fewer multiply-adds also take less time.
 
     Example: gf bench runs/signs/bundle signs --runtime onnx openvino
     """

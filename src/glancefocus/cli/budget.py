@@ -39,26 +39,30 @@ class BudgetOptions:
     """Labelled images, as for `gf evaluate`."""
     _: KW_ONLY
     macs: MultiplyAdds | None = None
-    """Mean multiply-adds that an answer may cost, such as 2e8."""
+    """Largest mean cost of an image in multiply-adds, such as 2e8. Give exactly one of --macs, --ms and --curve."""
     ms: Milliseconds | None = None
-    """Mean milliseconds that an answer may take. The looks are timed on this device in this runtime, and the times are stored."""
+    """Largest mean time of an image in milliseconds. The looks are timed on this device in this runtime, and the times are
+    stored."""
     curve: Flag = False
-    """Solve a whole range of budgets, and store the cheapest thresholds that are as accurate as the best ones."""
+    """No budget: show the thresholds for a whole range of budgets, and make the cheapest ones with the highest accuracy those of
+    the bundle."""
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None
-    """Method that finds the thresholds. direct: the most accurate ones. geometric: the share of images that stop grows or shrinks
-    by one factor from look to look, as in the paper's code; geometric-paper: it only shrinks. genetic: for networks with several
-    patch sizes. Default: direct; genetic with several patch sizes."""
+    """Method that finds the thresholds. direct: search for the highest accuracy. geometric: the share of images that stop grows or
+    shrinks by one factor from look to look, as in the paper's code; geometric-paper: this share can only shrink. genetic: a
+    genetic algorithm, for networks with several patch sizes. Default: direct; genetic with several patch sizes."""
     score: Literal["confidence", "entropy", "value", "random"] | None = None
-    """The score that is compared with the thresholds. Default: the one of the bundle."""
+    """The score that is compared with the thresholds; images stop above them. confidence: the largest class probability. entropy:
+    1 for a certain answer, 0 for equal probabilities. value: from the critic of the policy, high where another look promises
+    little. random: a baseline. Default: the score stored in the bundle."""
     on: Literal["held-out", "train"] = "held-out"
-    """Choose the thresholds on held-out images and measure on others, or choose them on training images as in the paper."""
+    """Which images are used to choose the thresholds: held-out ones (see --split), or, as in the paper, the training images."""
     split: SplitName | None = None
-    """The images that choose the thresholds: train, val, test or all. If no other images are held out, all of them choose, and
-    each is measured with thresholds that were chosen without it. Default: val. Images that trained the network are left out of
-    val, of test, and of data that the network was not trained on."""
+    """With --on held-out: the split used to choose the thresholds. The result is then measured on other held-out images; if there
+    are none, by cross-validation on the same images. Images that were used to train the network are recognised by their content
+    and left out, except with train or all. Default: val."""
     calibrate: Flag = False
     """First fit one temperature per look, so that confidences match accuracies. If no other images are held out, one half of the
-    images then chooses the thresholds and the other half measures them."""
+    images is then used for the temperatures and thresholds, and the other half to measure the result."""
     batch_size: BatchSize = 1
     """Number of images processed together when milliseconds are measured."""
     runtime: Runtime = None
@@ -67,7 +71,7 @@ class BudgetOptions:
     workers: Workers = 0
     """Number of processes that read files."""
     max_bad_files: BadFiles = 10
-    """Skip up to this many unreadable files; with more, abort."""
+    """Skip up to this many damaged files. Abort if there are more."""
     store: bool = True
     """Write thresholds and curve into the bundle. --no-store only prints them."""
     json: Json = False

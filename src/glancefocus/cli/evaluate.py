@@ -40,7 +40,8 @@ class EvaluateOptions:
     """Write report.html, figures, and the numbers as JSON and CSV into this folder."""
     split: SplitName | None = None
     """Images to measure on: train, val, test or all. Default: test; without test images, those that were held out from training;
-    otherwise all. Images that trained the network are recognised by their content and left out."""
+    otherwise all. Images that were used to train the network are recognised by their content and left out, except with train or
+    all."""
     latency: bool = True
     """Also measure milliseconds, on this device in this runtime."""
     batch_size: BatchSize = 1
@@ -51,7 +52,7 @@ class EvaluateOptions:
     workers: Workers = 0
     """Number of processes that read files."""
     max_bad_files: BadFiles = 10
-    """Skip up to this many unreadable files; with more, abort."""
+    """Skip up to this many damaged files. Abort if there are more."""
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
     """What to compare with. as-is: the backbone of the run on the same images, resized to several sizes. tuned: also the backbone
     fine-tuned at two smaller sizes, which takes as long as training it again. none: nothing."""

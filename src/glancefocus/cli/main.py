@@ -38,7 +38,10 @@ VERBS = {
 
 app = cyclopts.App(
     name="gf",
-    help="Classify images and clips: look quickly first, and closely only where and when it matters.",
+    help="Classify images and clips by looks: first a glance at the whole image in low resolution, then focus looks at patches "
+    "of it in full resolution, until the score of the answer is above a threshold. `gf train` writes a bundle: a folder with the "
+    "trained network and its thresholds. Method: Glance and Focus Networks for Dynamic Visual Recognition (Huang, Wang et al., "
+    "TPAMI 2022), called the paper in these pages.",
     version=glancefocus.__version__,
     suppress_keyboard_interrupt=False,
     default_parameter=cyclopts.Parameter(negative_iterable=()),  # no --empty-FILES

@@ -29,7 +29,8 @@ Options = TypeVar("Options", bound=type)
 BundleName = Annotated[
     str,
     Parameter(
-        help="A folder written by `gf train` or `gf import`, or hf://user/name (hf://user/name@revision) on the Hugging Face hub."
+        help="A bundle: the folder of a trained network, written by `gf train` or `gf import`; "
+        "or hf://user/name (hf://user/name@revision) on the Hugging Face hub."
     ),
 ]
 OutputName = Parameter(name=["--output", "-o"])
@@ -39,8 +40,8 @@ Runtime = Annotated[
     str | None,
     Parameter(
         help="Inference backend. plain: torch, without any preparation; eager: torch, batch norms folded into convolutions; "
-        "compile: torch.compile; onnx: ONNX Runtime; openvino: OpenVINO; auto: the fastest one here, measured once. The answers "
-        "are the same. Default: torch, in the channels-last memory layout."
+        "compile: torch.compile; onnx: ONNX Runtime; openvino: OpenVINO; auto: the fastest one for this network and "
+        "device, measured once and remembered. Answers are the same up to rounding. Default: torch modules as they were trained."
     ),
 ]
 Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]

@@ -57,32 +57,36 @@ class PredictOptions:
     frames, and folders of these."""
     _: KW_ONLY
     looks: Looks | None = None
-    """Take exactly this many looks at every picture, instead of stopping at a threshold."""
+    """Take exactly this many looks at every picture, without early exit."""
     thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None
-    """Stop after a look when the score is above its threshold. One number for each look but the last, after the files:
-    --thresholds 0.9 0.8, or 0.9,0.8. A network with several patch sizes needs one number for each size of each look."""
+    """Stop after a look when the score is above its threshold: one number for each look, the glance included, except the last. Put
+    this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several patch sizes needs one number
+    for each size, look by look."""
     budget_macs: MultiplyAdds | None = None
-    """Mean multiply-adds of an answer. The thresholds for it come from the curve that is stored in the bundle."""
+    """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve that `gf
+    train` and `gf budget` store in the bundle."""
     budget_ms: Milliseconds | None = None
-    """Mean milliseconds of an answer. They must have been measured on this device (gf budget --ms)."""
+    """Target for the mean time of a picture in milliseconds. Run `gf budget --ms` on this device first, which measures the
+    looks."""
     deadline_ms: Milliseconds | None = None
-    """Time limit for each batch of pictures. When it is reached, the pictures get the best answers so far."""
+    """Time limit for each batch of pictures. No look is started that would exceed it; the last finished look answers. The glance
+    is always taken."""
     topk: Count = 1
     """Number of most likely classes to list."""
     draw: Path | None = None
-    """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames. If the folder that holds
-    the picture is named like a class, boxes of right and wrong answers have different colours."""
+    """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames. If the folder that holds the
+    picture has the name of a class, boxes of right and wrong answers have different colours."""
     batch_size: BatchSize = 32
     """Number of pictures processed together; fewer if they are large."""
     merge_batches: bool | None = None
-    """Pool the undecided pictures of several batches, so that batches stay full. The answers are the same, apart from the
-    rounding of --light-weights. Default: on if there are several batches and no --deadline-ms."""
+    """Pool the undecided pictures of several batches, so that batches stay full. The answers do not change (with --light-weights a
+    few may). Default: on if there are several batches and no --deadline-ms."""
     max_pixels: MaxPixels | None = None
-    """Refuse pictures with more pixels than this."""
+    """Skip pictures with more pixels than this, and report them. Default: 179 million."""
     camera: str | None = None
     """Instead of files: the number of a camera (0 is the first), an address such as rtsp://..., or a video file, whose frames are
-    answered one by one. If a camera or an address delivers frames faster than they are answered, only the latest frame is used.
-    Ctrl-C ends it."""
+    classified one by one. If frames of a camera or an address arrive faster than that, only the latest one is used. Press Ctrl-C
+    to stop."""
     max_frames: Count | None = None
     """With --camera: stop after this many answers."""
     runtime: Runtime = None
@@ -90,9 +94,9 @@ class PredictOptions:
     threads: Threads = None
     json: Json = False
     jsonl: Flag = False
-    """Print one line of JSON for each picture as soon as it is answered."""
+    """Print one line of JSON for each picture as soon as it is classified."""
     csv: Flag = False
-    """Print CSV, one row for each picture as soon as it is answered."""
+    """Print CSV, one row for each picture as soon as it is classified."""
     output: Annotated[Path | None, OutputName] = None
     """Write JSON lines, CSV or JSON to this file. If none of --jsonl, --csv and --json is given, the suffix of the file (.jsonl,
     .csv, .json) chooses the format."""
@@ -130,6 +134,9 @@ class PredictOptions:
 
 def predict(options: PredictOptions) -> int:
     """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
+
+    Looks stop at the thresholds that `gf train` and `gf budget` store in the bundle, unless you give one of --looks, --thresholds,
+    --budget-macs and --budget-ms.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 

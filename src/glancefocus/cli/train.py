@@ -46,14 +46,14 @@ class TrainOptions:
     """Options of `gf train`. Their names are stored with a run (see training.run_folder), so that it can be found again."""
 
     data: str
-    """A folder with train/ and val/, which hold one folder of images for each class; or a folder with one folder for each class;
-    a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs (images)
-    or gestures (clips). Without val/, some images of each class are held out for validation: a fifth; if that is fewer than 150
-    images in all, more, up to a third. --set data.val_share=0.3 changes the share."""
+    """A folder with one folder of images (or clips) for each class; or a folder with train/ and val/, each of which holds such
+    folders; a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs
+    (images) or gestures (clips). Without val/, a fifth of each class is held out for validation; in small data sets more, up to a
+    third, to reach 150 images. --set data.val_share=0.3 changes the share."""
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
-    """Folder of the run. Default: runs/NAME. A run with other options gets runs/NAME-2; a command with the same options continues
-    its run."""
+    """Folder of the run. Default: runs/NAME, where NAME is that of the data. A command with the same options continues its run;
+    with other options a new run gets runs/NAME-2. To train again with the same options, name another folder."""
     quick: Flag = False
     """Train for a third of the epochs, for a first impression."""
     thorough: Flag = False
@@ -62,56 +62,60 @@ class TrainOptions:
     """A network from `gf models`. Those of the paper are trained with the settings of the paper, which are meant for ImageNet and
     GPUs."""
     backbone: str | None = None
-    """Any timm backbone. Default: tf_efficientnet_lite0; for a built-in data set, the backbone of its own preset."""
+    """Any timm backbone, instead of a preset. Default: tf_efficientnet_lite0; for a built-in data set, that of its own preset."""
     weights: str | None = None
     """Initial weights of the backbone: a file, "pretrained" (timm downloads them), or "none" (random initialisation). Default:
-    pretrained if timm has weights for the backbone and no preset is named; otherwise none."""
+    pretrained, with a download, for your own data without a preset; otherwise none."""
     start: str | None = None
-    """Start from the network of this bundle. It must have the same preset or backbone and the same sizes."""
+    """Start a new run from the whole network of this bundle, not only from weights of a backbone. It must have the same preset or
+    backbone, sizes and number of classes."""
     stages: list[str] | None = None
     """Training stages to run, in this order. initialise: train the backbone and the glance encoder. 1: train encoders and
     classifier with patches at random places. 2: train the policy, which aims the patches, by reinforcement learning. 3: fine-tune
     encoders and classifier with this policy. joint: one stage instead of 1, 2 and 3. point, before 2 or instead of it: train the
-    policy to aim where the backbone finds its evidence. For built-in data sets also small and small_glance: train backbone and
-    glance encoder on small images first. Separate stages with commas, or repeat the option; 2 and 3 may come several times.
-    Default: initialise,1,2 for your own data; otherwise the stages of the preset or built-in data set."""
+    policy by supervision, to aim at the peak of the backbone's class activation map. For built-in data sets also small and
+    small_glance: train backbone and glance encoder on small images first. Separate stages with commas, or repeat the option; 2 and
+    3 may come several times. Default: initialise,1,2 for your own data; otherwise the stages of the preset or built-in data
+    set."""
     rounds: Rounds | None = None
-    """How many times stages 2 and 3 are run."""
+    """Run stages 2 and 3 this many times, one after the other. They must be the last stages. Default: 1."""
     glance_px: Pixels | None = None
-    """Side of the glance (the whole image, resized) in pixels."""
+    """Side of the glance (the whole image, resized) in pixels. Default for this and the options below: fitted to the data, or that
+    of the preset; the printed plan shows it."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
     """Side of the patches in pixels. With several sizes, smallest first, the network chooses among them: --patch-px 32 48 64."""
     looks: Looks | None = None
-    """Largest number of looks: the glance and the focus looks together."""
+    """Largest number of looks at an image: the glance and the focus looks together."""
     frames: Frames | None = None
     """Train on clips (video files, or folders of frames), with this many evenly spaced frames of each."""
     height_px: Pixels | None = None
-    """Height to which images are resized."""
+    """Height to which images are resized before patches are cut out."""
     width_px: Pixels | None = None
-    """Width to which images are resized."""
+    """Width to which images are resized before patches are cut out."""
     fit: Literal["crop", "stretch", "whole"] | None = None
-    """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without
-    keeping the proportions. whole: keep the size of every image; --height-px and --width-px are then used only to estimate costs
-    and times."""
+    """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without keeping
+    the proportions. whole: keep the size of every image; --height-px and --width-px are then used only to estimate costs and
+    times."""
     flip: bool | None = None
     """Mirror training images at random. Use --no-flip if left and right have different meanings. Default: on for images, off for
     clips."""
     crop: PositiveShare | None = None
-    """Train on random parts of each image that cover at least this share of its area. 1 turns it off."""
+    """Augmentation: train on random parts of each image that cover at least this share of its area. 1 turns it off."""
     shift_px: Shift | None = None
-    """Move training images at random by up to this many pixels in each direction. The edge pixels are repeated."""
+    """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels."""
     in_memory: bool | None = None
     """Read and resize all images once, and keep them in memory."""
     check_files: bool | None = None
-    """Read every file once before training, and skip unreadable ones. Without it, files are only hashed."""
+    """Decode every file before training, to find damaged ones early. --no-check-files saves this time; a damaged file then stops
+    the run when it is first used."""
     max_bad_files: BadFiles | None = None
-    """Skip up to this many unreadable files, and list them; with more, abort."""
+    """Skip up to this many damaged files, and list them. Abort if there are more."""
     scenes: tuple[Scenes, Scenes, Scenes] | None = None
     """For a built-in data set: number of images for training, validation and test, such as --scenes 2000 400 400."""
     batch_size: TrainBatchSize | None = None
     """Images in one optimiser step, over all processes."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    """Mixed precision: bf16, fp16, or no (float32)."""
+    """Mixed precision: bf16 or fp16. no: float32."""
     accumulation: BatchSize | None = None
     """Compute each batch in this many parts, if it does not fit into memory as a whole (gradient accumulation)."""
     workers: Workers | None = None
@@ -119,15 +123,17 @@ class TrainOptions:
     processes: Processes = 1
     """Number of training processes on this machine. For several machines use: torchrun ... -m glancefocus train ..."""
     resume: Flag = False
-    """Continue the latest run on this data, or the run in --output, with the options that it was started with."""
+    """Continue the latest run on this data, or the run in --output, without repeating the options that it was started with."""
     seed: Seed | None = None
-    """Seed of all random numbers. The same seed gives the same run."""
+    """Seed of all random numbers. On the same machine the same seed gives the same run."""
     rivals: Literal["none", "as-is", "tuned"] | None = None
     """What to compare the network with at the end. as-is: the backbone on validation images resized to several sizes, without
     further training. tuned: also the backbone fine-tuned at two smaller sizes, for as many epochs as the backbone itself was
     trained. none: nothing."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
-    """Any other setting, as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005. May be repeated."""
+    """Any other setting, as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005. The prefixes are backbone,
+    glance, recognise (stage 1), aim (stage 2), finetune (stage 3), network and data; settings.json in the folder of a run lists
+    all names. May be repeated."""
     track: Annotated[list[str] | None, Several] = None
     """Experiment trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow, or none. Default:
     tensorboard if it is installed. The file metrics.jsonl in the folder of the run is always written."""
