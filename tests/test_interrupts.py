@@ -139,3 +139,24 @@ def test_an_import_that_is_interrupted_ends_without_a_traceback(module: str, tmp
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == "gf: stopped before anything was learnt, so nothing is lost. The same command starts again.\n"
+
+
+@pytest.mark.parametrize(("done", "code"), [(True, 0), (False, -signal.SIGINT)])
+def test_a_signal_during_the_shutdown_of_python_does_not_fail_a_command_whose_work_is_done(
+    done: bool, code: int
+) -> None:
+    program = f"""
+import os, signal
+from glancefocus import interrupts
+
+interrupts.take_over()
+if {done}:
+    interrupts.work_is_done(0)
+
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        kill(own, signal.SIGINT)
+
+late = Late()  # is deleted when Python has restored the default handlers
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == code

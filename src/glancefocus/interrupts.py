@@ -6,6 +6,7 @@ complete. This module imports little, so that signals are handled from the start
 """
 
 import _thread
+import atexit
 import os
 import signal
 import sys
@@ -64,6 +65,17 @@ _process = _Process()
 def take_over() -> None:
     """Ctrl-C and SIGTERM raise Interrupted from now on, or end this process, which the command owns."""
     _install(owned=True)
+    atexit.register(_ignore_signals)  # first registered, so it runs last
+
+
+def _ignore_signals() -> None:
+    """Ignore signals in the last moments of a process whose work is done.
+
+    Python restores the default handlers when it shuts down: a signal would then end the process with an error.
+    """
+    if _process.ending is not None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

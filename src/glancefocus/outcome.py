@@ -114,15 +114,17 @@ class Outcome:
         return self.thresholds[int(self.looks[row]) - 1]
 
     def stopped(self, row: int) -> str:
-        """Why an image stopped, for people: "above threshold 0.42", "out of looks" or "out of time"."""
+        """Why an image stopped: "above threshold 0.42", "all stop here" (below all scores), "out of looks" or "out of time"."""
         if not bool(self.sure[row]):
             most = self.where.shape[1] + 1
             return "out of looks" if int(self.looks[row]) == most else "out of time"
         threshold = self.threshold(row)
         if threshold is None:
             return "above its threshold"
+        if threshold < 0:  # every score is in [0, 1]
+            return "all stop here"
         what = "above threshold" if self.score == "confidence" else f"{self.score} above"
-        return f"{what} {threshold:.2f}" if abs(threshold) < math.inf else f"{what} {threshold}"
+        return f"{what} {threshold:.2f}" if threshold < math.inf else f"{what} {threshold}"
 
     def top(self, row: int, k: int) -> list[tuple[str, float]]:
         """The k likeliest classes of one image with their probabilities."""

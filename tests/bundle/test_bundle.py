@@ -391,7 +391,7 @@ def test_an_outcome_says_why_an_image_stopped(small_bundle: MakeBundle) -> None:
     above = bundle.predict(pixels(64, 64), thresholds=[0.0, 0.5])
     assert (above.threshold(0), above.stopped(0)) == (0.0, "above threshold 0.00")
     bundle.score = "entropy"
-    assert bundle.predict(pixels(64, 64), thresholds=[-1.0, 0.5]).stopped(0) == "entropy above -1.00"
+    assert bundle.predict(pixels(64, 64), thresholds=[-1.0, 0.5]).stopped(0) == "all stop here"
     bundle.score = "confidence"
     every = bundle.predict(pixels(64, 64), looks=2)
     assert (every.threshold(0), every.stopped(0)) == (None, "out of looks")

@@ -57,6 +57,7 @@ from glancefocus.evaluation.tables import (
     size_table,
     small_print,
     table_html,
+    threshold_text,
     verdict_rows,
 )
 from glancefocus.evaluation.verdict import Verdict, macs_words
@@ -208,7 +209,7 @@ def _threshold_words(findings: Findings) -> str:
     if len(findings.patch_px) > 1:
         return "see the table of looks"
     names = ["the glance", *look_names(len(thresholds) + 1)[1:]]
-    words = [f"{value:.3f} at {name}" for value, name in zip(thresholds, names, strict=False)]
+    words = [f"{threshold_text(value)} at {name}" for value, name in zip(thresholds, names, strict=False)]
     return ", ".join(words) or "none: there is one look"
 
 

@@ -106,13 +106,18 @@ def look_rows(findings: Findings) -> Rows:
     return rows
 
 
+def threshold_text(value: float) -> str:
+    """A threshold for people. Scores are in [0, 1], so that every image is above a negative threshold, and none above 1."""
+    return "all stop" if value < 0 else "none stops" if value >= 1 else f"{value:.3f}"
+
+
 def _threshold_rows(findings: Findings) -> Rows:
     """One row for each patch size; the last look has no threshold, since every image stops there."""
     *thresholds, _ = findings.chosen["thresholds"]
     if len(findings.patch_px) == 1:
-        return [("threshold", [*(f"{value:.3f}" for value in thresholds), ""])]
+        return [("threshold", [*map(threshold_text, thresholds), ""])]
     return [
-        (f"threshold for {px} px", [*(f"{values[size]:.3f}" for values in thresholds), ""])
+        (f"threshold for {px} px", [*(threshold_text(values[size]) for values in thresholds), ""])
         for size, px in enumerate(findings.patch_px)
     ]
 
