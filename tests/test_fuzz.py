@@ -180,11 +180,11 @@ ODD_TENSORS: list[Callable[[torch.Tensor], Any]] = [
     lambda t: t.float() + torch.inf,
     lambda t: t.float() * 3e38,
     lambda t: t.reshape(-1),
-    lambda t: t[:0],
+    lambda t: t.reshape(-1)[:0],  # some tensors have no dimension
     lambda t: t[None],
     lambda t: torch.zeros(1, device="meta").expand(10**6, 10**6),
     lambda t: torch.zeros(1).expand(10**5, 10**5),
-    lambda t: torch.zeros(1).expand(t.shape),
+    lambda t: torch.zeros(()).expand(t.shape),
     lambda t: t.float().to_sparse(),
     lambda t: _quantised(t.float()),
     lambda t: t.tolist(),
