@@ -24,7 +24,7 @@ from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.direct import direct_curve
 from glancefocus.exits.geometric import geometric_within
-from glancefocus.exits.score import SCORES
+from glancefocus.exits.rule import SCORES
 from glancefocus.exits.table import LookTable, Thresholds
 
 BUDGETS = 20

@@ -19,7 +19,7 @@ from typing import Any
 from results import machine, markdown_table, write_section
 
 from glancefocus.bundle.bundle import load
-from glancefocus.export.samples import Sample, open_sample
+from glancefocus.export.compare import Sample, open_sample
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_TORCH = ("onnxruntime", "numpy", "Pillow")

@@ -14,8 +14,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.records import record_looks
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
-from glancefocus.exits.score import Value
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, Value, every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy

@@ -11,8 +11,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
-from glancefocus.exits.score import Confidence, Score, Value
+from glancefocus.exits.rule import CandidateRule, Confidence, Deadline, ExitRule, Score, Value, every_look
 from glancefocus.look import Aim, Look
 from glancefocus.loop import look_until_sure
 from glancefocus.network.model import GlanceFocus

@@ -26,7 +26,7 @@ from glancefocus.evaluation.figures import as_svg, loss_figure, training_figure
 from glancefocus.evaluation.records import Records
 from glancefocus.evaluation.report import class_sections, noted_images, read_training_curves
 from glancefocus.evaluation.tables import class_csv_rows
-from glancefocus.export.samples import open_splits
+from glancefocus.export.compare import open_splits
 from glancefocus.export.standalone.predict import AnswerWriter
 from glancefocus.settings import to_plain
 

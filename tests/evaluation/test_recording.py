@@ -19,7 +19,7 @@ from glancefocus.errors import BadData
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.evaluation.records import data_fingerprint, record_looks
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.score import Entropy, Value
+from glancefocus.exits.rule import Entropy, Value
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]

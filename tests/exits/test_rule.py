@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
-from glancefocus.exits.score import Entropy, Value
+from glancefocus.exits.rule import CandidateRule, Deadline, Entropy, ExitRule, Value, every_look
 from glancefocus.look import Aim, Look
 
 

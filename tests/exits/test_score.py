@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.exits.score import SCORES, Confidence, Entropy, Random, Value, entropy, score_named
+from glancefocus.exits.rule import SCORES, Confidence, Entropy, Random, Value, entropy, score_named
 from glancefocus.look import Aim, Look
 
 MakeLook = Callable[..., Look]

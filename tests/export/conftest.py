@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.export.compare import made_up
 from glancefocus.export.deliver import export_bundle
-from glancefocus.export.samples import made_up
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.errors import BadExport, MissingExtra
 from glancefocus.export import deliver, formats
+from glancefocus.export.compare import calibration_samples, made_up, open_sample
 from glancefocus.export.deliver import Int8, export_bundle
 from glancefocus.export.formats import FORMATS, Format
-from glancefocus.export.samples import calibration_samples, made_up, open_sample
 from glancefocus.network.model import GlanceFocus
 
 Described = Callable[[Path], dict[str, Any]]

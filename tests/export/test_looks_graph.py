@@ -14,9 +14,8 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.exits.rule import ExitRule
 from glancefocus.export import looks_graph
-from glancefocus.export.compare import viewed
+from glancefocus.export.compare import Sample, made_up, viewed
 from glancefocus.export.looks_graph import fits_one_graph, resize_matrix, write_looks_graph
-from glancefocus.export.samples import Sample, made_up
 from glancefocus.region import resized
 from glancefocus.settings import GlanceResize
 

@@ -11,10 +11,9 @@ import torch
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadBudget, BadExport, BadSetting
-from glancefocus.export.compare import Tally, compare, refuse_differences, rounding_decides, ways_of_looking
+from glancefocus.export.compare import Tally, compare, made_up, refuse_differences, rounding_decides, ways_of_looking
 from glancefocus.export.formats import FORMATS
 from glancefocus.export.manifest import check_exportable, describe
-from glancefocus.export.samples import made_up
 from glancefocus.export.standalone.predict import Array, Looker, scene_of, thresholds_for
 from glancefocus.network.parts import take_apart
 

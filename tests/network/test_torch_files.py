@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
-from glancefocus.network.torch_files import MOST_PICKLE_BYTES
-from glancefocus.network.weights import load_exactly, open_safely
+from glancefocus.network.weights import MOST_PICKLE_BYTES, load_exactly, open_safely
 
 BASE = torch.arange(20.0).reshape(4, 5)
 PLAIN = {

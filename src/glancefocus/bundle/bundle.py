@@ -21,8 +21,7 @@ from glancefocus.data.split_record import SplitRecord
 from glancefocus.data.views import Picture
 from glancefocus.errors import BadBundle, BadCheckpoint, BadSetting
 from glancefocus.exits.curve import Point, best_thresholds
-from glancefocus.exits.rule import ExitRule, every_look
-from glancefocus.exits.score import score_named
+from glancefocus.exits.rule import ExitRule, every_look, score_named
 from glancefocus.files import fingerprint, write_text
 from glancefocus.network.build import build
 from glancefocus.network.checkpoints import load_official
@@ -31,7 +30,7 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_exactly
 from glancefocus.outcome import Outcome
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
-from glancefocus.runtime.forking import check_threads
+from glancefocus.runtime.runner import check_threads
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, refuse_deadline
 from glancefocus.values import BatchSize, Milliseconds, checked

@@ -20,13 +20,12 @@ from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.data.views import Picture, normalise_small, view_array, view_pixels
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look
-from glancefocus.exits.score import score_named
+from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look, score_named
 from glancefocus.free_memory import batch_bytes, bytes_of, is_out_of_memory
 from glancefocus.loop import look_until_sure
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
-from glancefocus.runtime.forking import check_threads
+from glancefocus.runtime.runner import check_threads
 from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings
 from glancefocus.stream import look_at_stream, without_gradients

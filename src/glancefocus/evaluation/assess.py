@@ -15,7 +15,7 @@ from glancefocus.evaluation.calibration import Bin, reliability
 from glancefocus.exits.budget import cross_fitted, solve_at, solve_within
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.score import SCORES
+from glancefocus.exits.rule import SCORES
 from glancefocus.exits.table import LookTable, Thresholds
 
 if TYPE_CHECKING:  # both of them use functions of this module

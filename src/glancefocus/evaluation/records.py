@@ -19,8 +19,7 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData
 from glancefocus.escaping import one_line
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
-from glancefocus.exits.rule import ExitRule
-from glancefocus.exits.score import Entropy, Value
+from glancefocus.exits.rule import Entropy, ExitRule, Value
 from glancefocus.files import fingerprint
 from glancefocus.look import Look
 from glancefocus.network.model import GlanceFocus

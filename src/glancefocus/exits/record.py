@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.escaping import one_line
-from glancefocus.exits.score import SCORES
+from glancefocus.exits.rule import SCORES
 from glancefocus.exits.table import LookTable, level_sizes
 from glancefocus.files import open_file, replace_folder
 from glancefocus.values import Fields, read_json, text_of, whole_of

@@ -11,7 +11,20 @@ from pathlib import Path
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
 from glancefocus.escaping import is_writable_text
-from glancefocus.export.compare import Thresholds, compare, refuse_differences, ways_of_looking
+from glancefocus.export.compare import (
+    COVERAGES,
+    Sample,
+    Thresholds,
+    accuracy,
+    calibration_samples,
+    compare,
+    made_up,
+    open_sample,
+    quantise,
+    record_feeds,
+    refuse_differences,
+    ways_of_looking,
+)
 from glancefocus.export.formats import FORMATS, Format, format_named, onnx_to_openvino, write_graphs
 from glancefocus.export.looks_graph import fits_one_graph, write_looks_graph
 from glancefocus.export.manifest import (
@@ -21,16 +34,6 @@ from glancefocus.export.manifest import (
     export_readme,
     is_export,
     write_manifest,
-)
-from glancefocus.export.samples import (
-    COVERAGES,
-    Sample,
-    accuracy,
-    calibration_samples,
-    made_up,
-    open_sample,
-    quantise,
-    record_feeds,
 )
 from glancefocus.export.standalone import predict
 from glancefocus.export.standalone.predict import Graph, Looker, open_network

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.exits.curve import stay_thresholds
-from glancefocus.export.compare import Tally, near_a_tie, refuse_differences, viewed
+from glancefocus.export.compare import Sample, Tally, near_a_tie, refuse_differences, viewed
 from glancefocus.export.manifest import LooksGraph
-from glancefocus.export.samples import Sample
 from glancefocus.export.standalone.predict import Graph
 from glancefocus.network.parts import aim_part, answer_part
 from glancefocus.region import resized

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.network.encoder import Encoder, build_backbone
+from glancefocus.network.encoder import ClipEncoder, Encoder, build_backbone
 from glancefocus.network.model import CascadedClassifier, GlanceFocus, RecurrentClassifier
 from glancefocus.network.policy import LearntPolicy
 from glancefocus.network.presets import network_settings
-from glancefocus.network.temporal_shift import ClipEncoder
 from glancefocus.network.weights import forget_answers, load_backbone_weights
 from glancefocus.settings import GLANCE, NetworkSettings
 from glancefocus.values import Seed, checked

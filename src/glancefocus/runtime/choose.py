@@ -18,11 +18,10 @@ from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.files import Cache, cache_folder, fingerprint, write_text
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
-from glancefocus.runtime.forking import check_threads
 from glancefocus.runtime.graphs import graphs_in, graphs_of
 from glancefocus.runtime.onnx import OnnxRunner
 from glancefocus.runtime.openvino import OpenVinoRunner
-from glancefocus.runtime.runner import PartsRunner, RunPart
+from glancefocus.runtime.runner import PartsRunner, RunPart, check_threads
 from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple, device_of
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.values import BatchSize, Threads, checked, read_json

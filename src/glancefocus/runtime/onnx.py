@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ForkedThreads, MissingExtra
-from glancefocus.runtime.forking import watch
+from glancefocus.runtime.runner import watch
 
 
 class OnnxRunner:
