@@ -158,6 +158,13 @@ def test_counters_of_batches_may_be_missing() -> None:
     assert norm.running_mean.tolist() == [1, 1]
 
 
+def test_counters_of_batches_are_not_complex_numbers() -> None:
+    norm = nn.BatchNorm2d(3)
+    content = {**norm.state_dict(), "num_batches_tracked": torch.tensor(1, dtype=torch.complex64)}
+    with pytest.raises(BadCheckpoint, match="num_batches_tracked is made of complex64, not of int64"):
+        load_exactly(norm, content, "norm", "a.pth")
+
+
 def test_tensors_in_leaves_out_whatever_is_no_tensor() -> None:
     assert list(tensors_in({"module.a": torch.zeros(1), "b": 3, "c": torch.zeros(2)})) == ["a", "c"]
     assert tensors_in([1, 2]) == {}
