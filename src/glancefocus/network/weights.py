@@ -263,7 +263,9 @@ def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> Non
         raise BadCheckpoint(
             f"{source}: the tensor {name} is sparse, quantised or without values. Save it as plain numbers."
         )
-    if name.endswith("num_batches_tracked"):  # a count that nothing depends on; older files have it in other kinds of numbers
+    if name.endswith(
+        "num_batches_tracked"
+    ):  # a count that nothing depends on; older files have it in other kinds of numbers
         if tensor.is_complex():
             raise BadCheckpoint(f"{source}: the tensor {name} is made of {_kind(tensor)}, not of {_kind(wanted)}.")
         return
