@@ -24,11 +24,8 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Compilers and runtimes keep threads of their own: what loads them is tested in processes of its own.
-RUNTIME_TESTS = tests/runtime tests/export tests/test_readme.py tests/bench tests/cli/test_cli_bench.py
 test: setup
-	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS:%=--ignore=%)
-	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal $(RUNTIME_TESTS)
+	$(TEST_THREADS) $(BIN)/pytest -n 2 --dist worksteal
 
 # The site, into site/. Broken links, missing pages and public names without a docstring fail.
 docs: setup

@@ -1,5 +1,7 @@
 """The same answers from several threads at once, in every runtime; after a fork an answer or a sentence, never a wait."""
 
+import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import ForkedThreads
 from glancefocus.network.parts import take_apart
+from glancefocus.runtime.openvino import _NO_SIGNAL_STACK, _SignalStack
 from glancefocus.runtime.runner import PartsRunner
 from glancefocus.runtime.torch import CompiledRunner
 
@@ -159,3 +162,14 @@ def test_a_forked_process_refuses_threads_that_it_does_not_have(folder: Path) ->
 def test_a_forked_process_answers_with_one_thread(folder: Path) -> None:
     children = [f"{name}: predicts" for name in ("none", "plain", "eager", "onnx", "openvino")]
     assert after_forks(folder, 1, *children, "none: loads") == ["answers"] * 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layout of stack_t is that of Linux")
+def test_freed_openvino_graphs_leave_no_stack_for_signal_handlers_behind(folder: Path) -> None:
+    """OpenVINO leaves freed memory as that stack; Python's handlers use it, so that Ctrl-C would be a segmentation fault."""
+    for _ in range(2):
+        gf.load(folder, device="cpu", runtime="openvino").predict(images(1))
+    gc.collect()
+    now = _SignalStack()
+    assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(now)) == 0
+    assert now.flags == _NO_SIGNAL_STACK

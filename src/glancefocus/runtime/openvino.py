@@ -1,7 +1,9 @@
 """Parts as ONNX graphs, run by OpenVINO."""
 
+import ctypes
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,32 @@ class OpenVinoRunner:
         self._idle[part].append(request)
         return outputs
 
+    def __del__(self) -> None:
+        self._idle, self._compiled = {}, {}
+        _reset_signal_stack()
+
     def held(self) -> list[Any]:
         return [*self._compiled.values(), *(request for requests in self._idle.values() for request in requests)]
+
+
+class _SignalStack(ctypes.Structure):
+    """stack_t of the C library on Linux."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+_NO_SIGNAL_STACK = 2  # SS_DISABLE
+
+
+def _reset_signal_stack() -> None:
+    """Let signals use the ordinary stack of this thread again.
+
+    When OpenVINO frees a compiled graph, it may leave memory that is already freed as the stack for signal handlers. Python's
+    handlers use that stack, so the next Ctrl-C would be a segmentation fault.
+    """
+    if sys.platform == "linux":
+        with suppress(Exception):  # Python may be shutting down
+            ctypes.CDLL(None).sigaltstack(ctypes.byref(_SignalStack(None, _NO_SIGNAL_STACK, 0)), None)
 
 
 def import_openvino() -> Any:
