@@ -337,4 +337,6 @@ def _amount(cost: float, unit: str) -> str:
 
 
 def _rounded(thresholds: list[Any]) -> str:
-    return ", ".join(f"({_rounded(t)})" if isinstance(t, list) else f"{t:.3f}" for t in thresholds)
+    from glancefocus.evaluation.tables import threshold_text
+
+    return ", ".join(f"({_rounded(t)})" if isinstance(t, list) else threshold_text(t) for t in thresholds)
