@@ -24,12 +24,12 @@ from results import machine, markdown_table, write_section
 from glancefocus.bundle.bundle import Bundle, load
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import MemorySplit
-from glancefocus.data.worlds.signs import make_signs
+from glancefocus.data.worlds import draw_split
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import within_budget
 from glancefocus.evaluation.records import record_looks
 from glancefocus.exits.budget import SPARE
-from glancefocus.exits.direct import direct_within
+from glancefocus.exits.one_size import direct_within
 from glancefocus.exits.table import LookTable
 from glancefocus.settings import from_plain
 
@@ -57,7 +57,7 @@ def of_scenes(bundle: Bundle, scenes: int, kept: Path | None) -> LookTable:
     drawn = from_plain(DataSettings, bundle.notes["data_settings"])
     tables = []
     for part in range(-(-scenes // SCENES_A_PART)):
-        made = make_signs("test", SCENES_A_PART, drawn.signs, drawn.world_seed + 1 + part, cache=None)
+        made = draw_split("test", SCENES_A_PART, drawn.signs, drawn.world_seed + 1 + part, cache=None)
         split = MemorySplit(made.images, made.labels, bundle.settings.view, boxes=made.boxes)
         with TemporaryDirectory() as folder:
             tables.append(look_table(bundle, record_looks(bundle, split, Path(folder), source="signs", name="new")))

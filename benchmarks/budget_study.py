@@ -22,10 +22,9 @@ from glancefocus.bundle.bundle import load
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.records import Records, looks_folder
-from glancefocus.exits.direct import direct_curve
-from glancefocus.exits.geometric import geometric_within
-from glancefocus.exits.rule import SCORES
+from glancefocus.exits.one_size import direct_curve, geometric_within
 from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.loop import SCORES
 
 BUDGETS = 20
 

@@ -20,10 +20,10 @@ from results import machine, markdown_table, write_section
 from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.exits.rule import ExitRule
-from glancefocus.network.build import make_up_weights
+from glancefocus.look import ImageBatch
+from glancefocus.loop import ExitRule
 from glancefocus.network.model import GlanceFocus
-from glancefocus.scene import ImageBatch
+from glancefocus.network.weights import make_up_weights
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -16,7 +16,7 @@ from results import machine, markdown_table, write_section
 
 BASELINE = "import torch, timm"
 # torchvision, which timm imports, is made whole first where its wheel does not fit torch; elsewhere that does nothing.
-WHOLE = "from glancefocus.torchvision_whole import ensure_torchvision; ensure_torchvision()"
+WHOLE = "from glancefocus.machine import ensure_torchvision; ensure_torchvision()"
 EVERYTHING = "import glancefocus as gf; [getattr(gf, name) for name in gf.__all__]"
 
 PROGRAMS: dict[str, list[str]] = {

@@ -20,12 +20,12 @@ from results import machine, markdown_table, write_section
 from torch import Tensor
 
 import glancefocus as gf
-from glancefocus.exits.rule import ExitRule
-from glancefocus.network.build import make_up_weights
+from glancefocus.look import ImageBatch
+from glancefocus.loop import ExitRule
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.weights import make_up_weights
 from glancefocus.outcome import Outcome
 from glancefocus.runtime.choose import RUNTIMES, open_runtime
-from glancefocus.scene import ImageBatch
 from glancefocus.stream import look_at_stream
 
 

@@ -20,10 +20,10 @@ import torch
 from results import machine, markdown_table, write_section
 from torch import Tensor
 
-from glancefocus.bench.wall_clock import Case, Subject, Timing, bench_opened, images_needed
 from glancefocus.cli.bench import BenchOptions, preset_subject
-from glancefocus.export.formats import Format, format_named, quiet, write_graphs, write_part
-from glancefocus.export.standalone.predict import RUNTIMES
+from glancefocus.evaluation.wall_clock import Case, Subject, Timing, bench_opened, images_needed
+from glancefocus.export.contents import Format, format_named, quiet, write_graphs, write_part
+from glancefocus.export.predict import RUNTIMES
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import whole_backbone
 from glancefocus.runtime.runner import PartsRunner

@@ -22,7 +22,7 @@ from glancefocus.cli.demo import report_run
 from glancefocus.data.sources import open_data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.every_look import backbone_accuracy, compare
-from glancefocus.free_memory import keep_freed_memory
+from glancefocus.machine import keep_freed_memory
 from glancefocus.network.macs import count_costs
 from glancefocus.settings import from_plain
 from glancefocus.training.run import load_backbone

@@ -16,13 +16,13 @@ import numpy as np
 from results import machine, markdown_table, write_section
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import patches_of
 from glancefocus.evaluation.assess import assess, look_table
 from glancefocus.evaluation.figures import as_png, draw_findings
 from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import solve_at
-from glancefocus.exits.direct import direct_curve
-from glancefocus.free_memory import keep_freed_memory
+from glancefocus.exits.curve import patches_of
+from glancefocus.exits.one_size import direct_curve
+from glancefocus.machine import keep_freed_memory
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 
@@ -43,11 +43,11 @@ def measure(folder: Path, seed: int) -> dict[str, Any]:
     val, test = look_table(bundle, records.of("val")), look_table(bundle, records.of("test"))
     budgets = [float(b) for b in np.linspace(val.cheapest, val.dearest, BUDGETS + 2)[1:-1]]
     curves: dict[str, list[float | None]] = {}
-    for index, px in enumerate(bundle.settings.patch_px):
+    for index, view in enumerate(bundle.settings.candidates):
         own, measured = val.fixed_size(index), test.fixed_size(index)
         accuracies = [measured.point(t)["accuracy"] for t in direct_curve(own, budgets)]
         dearest = next((i for i, budget in enumerate(budgets) if budget >= own.dearest), len(budgets) - 1)
-        curves[str(px)] = [a if i <= dearest else None for i, a in enumerate(accuracies)]
+        curves[view.name] = [a if i <= dearest else None for i, a in enumerate(accuracies)]
     points = [test.point(thresholds) for thresholds in solve_at(val, budgets)]
     curves["chosen"] = [point["accuracy"] for point in points]
     result = {

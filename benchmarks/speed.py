@@ -13,9 +13,9 @@ from typing import Any
 
 from results import machine, markdown_table, write_section
 
-from glancefocus.bench.time_shares import SHARES
-from glancefocus.bench.wall_clock import Subject, bench, images_needed, usual_cases
 from glancefocus.cli.bench import BenchOptions, bundle_subject, preset_subject
+from glancefocus.evaluation.latency import SHARES
+from glancefocus.evaluation.wall_clock import Subject, bench, images_needed, usual_cases
 from glancefocus.runtime.choose import runtime_words
 
 # (batch, threads): many images on two cores, and one on a phone.

@@ -24,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from results import machine, markdown_table, write_section
 
-from glancefocus.exits.direct import direct_curve, expected_correct
-from glancefocus.exits.genetic import Archive, GeneCode, genetic_front, genetic_within, one_size_only
-from glancefocus.exits.geometric import RELEASED_RATIOS, cost_and_worth, geometric_curve, geometric_within
-from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.exits.genetic import Archive, GeneCode, fixed_sequences, genetic_front, genetic_within
+from glancefocus.exits.one_size import RELEASED_RATIOS, direct_curve, geometric_curve, geometric_within
+from glancefocus.exits.table import LookTable, Thresholds, cost_and_worth, expected_correct
 
 LOOKS, TREE_LOOKS, BUDGETS = 5, 4, 20
 SIZE_MACS, SIZE_GAINS = (0.6e8, 1.0e8, 1.8e8), (0.25, 0.5, 0.75)
@@ -144,7 +143,7 @@ def pymoo_search(algorithm: Any, objectives: int, limits: int, judge: Any, genes
 def pymoo_within(table: LookTable, worth: NDArray[np.float64], budget: float, seed: int) -> Thresholds:
     from pymoo.algorithms.soo.nonconvex.ga import GA
 
-    code, tried, starts = GeneCode(table), Archive(table, worth), one_size_only(table, [budget], worth)
+    code, tried, starts = GeneCode(table), Archive(table, worth), fixed_sequences(table, [budget], worth)
     tried.add(starts)
 
     def judge(genes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
@@ -160,7 +159,7 @@ def pymoo_curve(table: LookTable, worth: NDArray[np.float64], budgets: list[floa
     from pymoo.algorithms.moo.nsga2 import NSGA2
 
     code, tried = GeneCode(table), Archive(table, worth)
-    tried.add(one_size_only(table, budgets, worth))
+    tried.add(fixed_sequences(table, budgets, worth))
 
     def judge(genes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         return {"F": tried.add(code.thresholds(genes)) * [1 / table.dearest, -1]}
@@ -182,7 +181,7 @@ def scipy_within(
     """Differential evolution; individuals above the budget are worse than all within it, by how much they are above."""
     from scipy.optimize import differential_evolution
 
-    code, tried, starts = GeneCode(table), Archive(table, worth), one_size_only(table, [budget], worth)
+    code, tried, starts = GeneCode(table), Archive(table, worth), fixed_sequences(table, [budget], worth)
     tried.add(starts)
 
     def judge(genes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -233,7 +232,7 @@ def beside(count: int, seeds: int) -> list[list[str]]:
             for table, worth in tables:
                 budget = table.cheapest + share * (table.dearest - table.cheapest)
                 if within is None:
-                    found = [cost_and_worth(table, one, worth) for one in one_size_only(table, [budget], worth)]
+                    found = [cost_and_worth(table, one, worth) for one in fixed_sequences(table, [budget], worth)]
                     reached.append([max(accuracy for cost, accuracy in found if cost <= budget)])
                 else:
                     found = [cost_and_worth(table, within(table, worth, budget, seed), worth) for seed in range(seeds)]

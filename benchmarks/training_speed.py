@@ -18,10 +18,10 @@ import torch
 from accelerate import Accelerator
 from results import machine, markdown_table, write_section
 
+from glancefocus.data.augmentation import mix
 from glancefocus.data.sources import open_data
 from glancefocus.data.splits import scene_batches, shuffled
-from glancefocus.data.views import mix
-from glancefocus.free_memory import keep_freed_memory
+from glancefocus.machine import keep_freed_memory
 from glancefocus.network.build import build
 from glancefocus.training.loop import build_stage
 from glancefocus.training.recipes import train_settings

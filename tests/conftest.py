@@ -15,10 +15,9 @@ import torch
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
-from glancefocus.look import Look
+from glancefocus.look import ImageBatch, Look
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.scene import ImageBatch
 from glancefocus.settings import GLANCE
 
 torch.set_num_threads(1)
@@ -55,12 +54,13 @@ def small_net() -> Callable[..., GlanceFocus]:
             "backbone": "test_resnet",
             "classes": 3,
             "glance_px": 32,
-            "patch_px": 32,
             "looks": 3,
             "classifier_units": 16,
             "policy": {"units": 16, "conv_channels": 4},
             "seed": 0,
         }
+        if "patch_px" not in changes:
+            settings["focus"] = ("32",)
         view = {"height_px": 64, "width_px": 64, **changes.pop("view", {})}
         return gf.create(**{**settings, **changes}, view=view)
 

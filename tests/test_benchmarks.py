@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.bench.wall_clock import Timing
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.network.build import make_up_weights
+from glancefocus.evaluation.wall_clock import Timing
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.weights import make_up_weights
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glancefocus.escaping import csv_cell, is_writable_text, lines_kept, markdown, one_line
+from glancefocus.values import csv_cell, is_writable_text, lines_kept, markdown, one_line
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:

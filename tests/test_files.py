@@ -17,14 +17,12 @@ from glancefocus.files import (
     cache_folder,
     fingerprint,
     lock,
-    open_file,
-    read_file,
-    read_stream,
     remove_unfinished,
     replace_files,
     replace_folder,
     write_text,
 )
+from glancefocus.machine import open_file, read_file, read_stream
 
 
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:

@@ -27,10 +27,11 @@ from hypothesis import strategies as st
 
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Latency, device_name
 from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import GlancefocusError
+from glancefocus.exits.curve import Latency
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
+from glancefocus.machine import device_name
 from glancefocus.network import checkpoints as official
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS, Preset

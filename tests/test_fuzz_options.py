@@ -42,8 +42,9 @@ OPTIONS = {
     "bench": "threads budget-macs backbone set split light-policy light-weights",
     "export": "to images max-images int8 calibrate max-drop",
     "import": "model patch-px looks",
-    "train": "quick thorough preset backbone weights start stages rounds glance-px patch-px looks frames height-px width-px fit "
-    "flip crop shift-px in-memory max-bad-files scenes batch-size precision accumulation workers resume seed rivals set track",
+    "train": "quick thorough preset backbone weights start stages rounds glance-px focus patch-px looks frames source-px "
+    "height-px width-px fit flip crop shift-px in-memory max-bad-files scenes batch-size precision "
+    "accumulation workers resume seed rivals set track",
 }
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from glancefocus.bench.latency import measure_latency
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Latency, device_name, patches_of
+from glancefocus.bundle.files import read_latency
 from glancefocus.errors import BadSetting
+from glancefocus.evaluation.latency import measure_latency
+from glancefocus.exits.curve import Latency, patches_of
+from glancefocus.machine import device_name
 
 # A glance of 2 ms; look 2 takes 3 ms, look 3 takes 5 ms.
 ONE_SIZE = Latency("a chip", 2, 1, 2.0, ((3.0,), (5.0,)))
@@ -56,7 +58,7 @@ def test_patches_follow_from_the_exits_where_there_is_one_size() -> None:
 
 @pytest.mark.parametrize("latency", [ONE_SIZE, TWO_SIZES])
 def test_a_table_goes_through_json_and_back(latency: Latency) -> None:
-    assert Latency.from_plain(json.loads(json.dumps(latency.to_plain()))) == latency
+    assert read_latency(json.loads(json.dumps(latency.to_plain())), "latency") == latency
 
 
 @pytest.mark.parametrize(
@@ -77,14 +79,14 @@ def test_a_table_goes_through_json_and_back(latency: Latency) -> None:
 def test_a_field_that_cannot_be_is_refused_by_its_name(change: dict[str, Any]) -> None:
     (name,) = change
     with pytest.raises(BadSetting, match=rf"latency\.{name}(\[0\])? must be"):
-        Latency.from_plain({**ONE_SIZE.to_plain(), **change})
+        read_latency({**ONE_SIZE.to_plain(), **change}, "latency")
 
 
 def test_a_table_with_a_hole_names_what_is_missing() -> None:
     plain = ONE_SIZE.to_plain()
     del plain["device"]
     with pytest.raises(BadSetting, match="latency.device is missing"):
-        Latency.from_plain(plain)
+        read_latency(plain, "latency")
 
 
 def test_the_device_has_a_name() -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glancefocus.exits.rule import ExitRule
-from glancefocus.look import Aim, Look, rows_by_candidate
+from glancefocus.look import Aim, ImageBatch, Look
+from glancefocus.loop import ExitRule
+from glancefocus.network.modules import rows_by_candidate
 from glancefocus.region import Region
-from glancefocus.scene import ImageBatch
 from glancefocus.settings import native, whole
+from glancefocus.stream import join_looks
 
 
 def look_of_four(candidate: int | torch.Tensor = 0) -> Look:
@@ -119,7 +120,7 @@ def test_what_was_known_of_other_logits_is_forgotten() -> None:
     fresh = look_of_four(0)
     calibrated = ExitRule([0.5, 0.5], temperatures=(1.0, 2.0)).calibrated(look)
     torch.testing.assert_close(calibrated.confidence, (fresh.logits / 2).softmax(dim=1).amax(dim=1))
-    assert torch.equal(Look.join([look, fresh]).confidence, torch.cat([fresh.confidence, fresh.confidence]))
+    assert torch.equal(join_looks([look, fresh]).confidence, torch.cat([fresh.confidence, fresh.confidence]))
 
 
 def test_rows_are_grouped_by_their_size() -> None:

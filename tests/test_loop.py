@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.records import record_looks
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, Value, every_look
-from glancefocus.look import Aim, Look
-from glancefocus.loop import look_until_sure
+from glancefocus.look import Aim, Look, Scene, as_scene
+from glancefocus.loop import CandidateRule, Deadline, ExitRule, Value, every_look, look_until_sure
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
-from glancefocus.scene import Scene, as_scene
+from glancefocus.outcome import Costs
 
 
 class ScriptedNet:

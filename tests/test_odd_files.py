@@ -18,11 +18,10 @@ from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadRun
 from glancefocus.network.model import GlanceFocus
 from glancefocus.training.fitted import _sides
-from glancefocus.training.journal import EpochRow, Journal
+from glancefocus.training.journal import EpochRow, Journal, Trackers
 from glancefocus.training.plan import stored_plan
 from glancefocus.training.run_folder import asked_for, read_table
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.trackers import Trackers
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
 

@@ -37,24 +37,26 @@ NOT_RUN = {
     r"make check": "it runs these tests",
     r"gf demo$": "a smaller one has been run before the first command",
     r"gf train .*--preset gf-mobilenet": "the paper's settings take days",
-    r"gf train photos/ --(quick|backbone|patch-px)": "like the first command on photos/; tests/training trains with such options",
+    r"gf train photos/ --(quick|backbone|patch-px|source-px|teacher|stages)": "tests/training has such options",
     r"gf train (signs --preset|gestures)": "tests/training trains such networks",
     r"gf train something-something": "the data is not here",
     r"gf train signs --height-px 960": "it takes an hour and 20 GB",
-    r"gf bench gf-resnet50-96": "a large network; tests/bench has small ones",
-    r"gf bench .* --all": "it takes minutes; tests/bench measures a part of it",
+    r"gf bench gf-resnet50-96": "a large network; tests/evaluation has small ones",
+    r"gf bench .* --all": "it takes minutes; tests/evaluation measures a part of it",
     r"gf predict \S+ --camera 0$": "there may be no camera; the tests of the command have a made-up one",
     r"bundle\.push_to_hub": "it needs an account; the tests of the hub have a server of their own",
 }
 """Commands, and beginnings of Python examples, that are read only, as patterns, with the reason."""
 
 TINY = "--height-px 128 --width-px 128 --batch-size 8 --rivals none" + "".join(
-    f" --set {stage}.epochs=1" for stage in ("backbone", "glance", "recognise", "aim")
+    f" --set {stage}.epochs=1" for stage in ("backbone", "glance", "recognise")
 )
+SMALL = "--backbone test_resnet --glance-px 32 --patch-px 32 --looks 2"
 CHEAPER = {
     r"gf train photos/ --resume": "",
-    r"gf train (photos|clips)/": f"--weights none --backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 {TINY}",
-    r"gf train signs": f"--backbone test_resnet --glance-px 32 --patch-px 32 --looks 2 --scenes 24 24 24 {TINY}",
+    r"gf train photos/": f"--weights none {SMALL} {TINY} --set point.epochs=1",
+    r"gf train clips/": f"--weights none {SMALL} {TINY} --set aim.epochs=1",
+    r"gf train signs": f"{SMALL} --scenes 24 24 24 {TINY} --set aim.epochs=1",
     r"gf export .* --int8": "--max-drop 100",
 }
 """Options that make a command cheap enough for a test, for the first pattern that fits; its own options come first."""

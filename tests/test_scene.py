@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.errors import BadSetting, ImageTooSmall
+from glancefocus.look import ClipBatch, ImageBatch, MixedImages, as_batch, as_scene, frames_of
 from glancefocus.region import Region, _corners, crop, shrink, top_left
-from glancefocus.scene import ClipBatch, ImageBatch, MixedImages, as_batch, as_scene, frames_of
 from glancefocus.settings import View, ViewSettings, native, whole
 
 

@@ -13,13 +13,13 @@ ODD = NetworkSettings(
     backbone="resnet18",
     classes=7,
     glance_px=64,
-    patch_px=(32, 48),
+    focus=("32", "48"),
     looks=2,
     glance_resize="bilinear",
     classifier="cascaded",
     classifier_units=5,
     first_answer="own_head",
-    policy=PolicySettings("linear", 8, 3, 100, 50),
+    policy=PolicySettings("linear", 8, 3, 100, 50, place=True),
     shared_encoder=True,
     backbone_options={"channels": [8, 16, 24, 32]},
     view=ViewSettings("stretch", 100, 120, 0.5, "bicubic", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
@@ -58,14 +58,15 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
             "network.classes must be a whole number from 2 to 1,000,000, but got None",
         ),
         ({"backbone": "a", "shared_encoder": 1}, "network.shared_encoder must be true or false, but got 1"),
-        ({"backbone": "a", "patch_px": 96}, "network.patch_px must be a list, but got 96"),
+        ({"backbone": "a", "focus": 96}, "network.focus must be a list, but got 96"),
+        ({"backbone": "a", "focus": [96]}, r"network.focus\[0\] must be a text, but got 96"),
         (
             {"backbone": "a", "patch_px": [96, "b"]},
-            r"network.patch_px\[1\] must be a whole number from 8 to 16,384, but got 'b'",
+            "network.patch_px must be a whole number from 8 to 16,384, but got 'b'",
         ),
         (
             {"backbone": "a", "classifier": "tree"},
-            "network.classifier must be one of 'recurrent', 'cascaded', but got 'tree'",
+            "network.classifier must be one of 'recurrent', 'cascaded', 'summed', but got 'tree'",
         ),
         ({"backbone": "a", "backbone_options": [1]}, r"network.backbone_options must be a table .*, but got \[1\]"),
         ({"backbone": "a", "policy": []}, "network.policy must be a table of names and values, but got list"),
@@ -108,7 +109,6 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         (PolicySettings, {"linear_units": -5}, "linear_units must be a whole number from 1 to 65,536, but got -5"),
         (NetworkSettings, {"classes": 1}, "classes must be a whole number from 2 to 1,000,000, but got 1"),
         (NetworkSettings, {"looks": 65}, "looks must be a whole number from 1 to 64, but got 65"),
-        (NetworkSettings, {"patch_px": (96, 96)}, r"one or several different sizes, but got \[96, 96\]"),
         (NetworkSettings, {"glance_px": 7}, "glance_px must be a whole number from 8 to 16,384, but got 7"),
         (NetworkSettings, {"classifier": "cascaded"}, "has no layer for the glance: its first_answer is 'own_head'"),
         (
@@ -116,7 +116,6 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
             {"classifier_units": 0},
             "classifier_units must be a whole number from 1 to 65,536, but got 0",
         ),
-        (NetworkSettings, {"patch_px": (96, 300)}, r"a patch of 300 px is larger than the image \(224 px\)"),
     ],
 )
 def test_values_that_cannot_work_are_refused(kind: type[Any], values: dict[str, Any], sentence: str) -> None:
@@ -125,5 +124,5 @@ def test_values_that_cannot_work_are_refused(kind: type[Any], values: dict[str, 
         kind(**more, **values)
 
 
-def test_a_network_that_only_glances_may_name_any_patch() -> None:
-    assert NetworkSettings("resnet50", looks=1, patch_px=(300,)).looks == 1
+def test_a_network_that_only_glances_may_name_any_view() -> None:
+    assert NetworkSettings("resnet50", looks=1, focus=("300", "whole@400")).looks == 1

@@ -11,16 +11,14 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import CandidateRule, Confidence, Deadline, ExitRule, Score, Value, every_look
-from glancefocus.look import Aim, Look
-from glancefocus.loop import look_until_sure
+from glancefocus.look import Aim, Look, Scene, as_scene
+from glancefocus.loop import CandidateRule, Confidence, Deadline, ExitRule, Score, Value, every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.region import Region
-from glancefocus.scene import JoinedScenes, Scene, as_scene, join_scenes
 from glancefocus.settings import native, whole
-from glancefocus.stream import HELD_BATCHES, MergedLooks, look_at_stream
+from glancefocus.stream import HELD_BATCHES, JoinedScenes, MergedLooks, join_scenes, look_at_stream
 
 LookWith = Callable[..., Look]
 MakeNet = Callable[..., GlanceFocus]

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
+from glancefocus.cli.main import read_number
 from glancefocus.errors import BadSetting
 from glancefocus.settings import check_fields, from_plain
-from glancefocus.values import ANY_NUMBER, Range, checked_number, read_number, shortened
+from glancefocus.values import ANY_NUMBER, Range, checked_number, shortened
 
 LOOKS = Range(1, 64)
 

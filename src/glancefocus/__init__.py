@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle, load
     from glancefocus.errors import GlancefocusError
-    from glancefocus.exits.rule import ExitRule
-    from glancefocus.loop import look_until_sure
-    from glancefocus.network.build import create
+    from glancefocus.loop import ExitRule, look_until_sure
+    from glancefocus.network.weights import create
     from glancefocus.outcome import Outcome
 
 __version__ = "0.1.0"
@@ -28,10 +27,10 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
 # Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
 _HOMES = {
     "Bundle": "glancefocus.bundle.bundle",
-    "ExitRule": "glancefocus.exits.rule",
+    "ExitRule": "glancefocus.loop",
     "GlancefocusError": "glancefocus.errors",
     "Outcome": "glancefocus.outcome",
-    "create": "glancefocus.network.build",
+    "create": "glancefocus.network.weights",
     "load": "glancefocus.bundle.bundle",
     "look_until_sure": "glancefocus.loop",
 }

@@ -1,7 +1,7 @@
-"""Atomic writes, bounded reads, fingerprints of content, locks, and the cache folder, for the whole project.
+"""Atomic writes, locks, fingerprints of content, and the cache folder, for the whole project.
 
 A file or folder written here is complete or absent: it is written under a temporary name (ending in .aside) and then renamed.
-Files that come from outside are read through this module too, so that a pipe, a device or an endless file cannot block the program.
+Files are read through machine.py.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from glancefocus.machine import cache_path, open_file
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h on Linux
 _BLOCK_BYTES = 1 << 20
-_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
 
 
 def write_file(file: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -102,56 +102,6 @@ def remove_unfinished(folder: Path, name: str) -> None:
         _remove(aside)
 
 
-def open_file(file: str | Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading; pipes, devices and folders are refused without waiting for them.
-
-    Raises OSError, whose strerror says what kind of file it is instead.
-    """
-    # Checked before opening, because opening some devices has effects, and again afterwards: the file may have been replaced.
-    _refuse_other_kinds(os.stat(file).st_mode, file)
-    descriptor = os.open(file, os.O_RDONLY | _NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        _refuse_other_kinds(os.fstat(descriptor).st_mode, file)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def read_file(file: Path, most_bytes: int) -> bytes:
-    """The content of a regular file of at most `most_bytes`. Raises OSError, whose strerror says what is wrong."""
-    with open_file(file) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > most_bytes:
-            raise OSError(errno.EFBIG, _too_large(most_bytes), str(file))
-        return read_stream(stream, most_bytes)
-
-
-def read_stream(stream: BinaryIO, most_bytes: int) -> bytes:
-    """Everything in a stream. Raises OSError if it does not end within `most_bytes`."""
-    blocks, size = [], 0
-    while block := stream.read(_BLOCK_BYTES):
-        blocks.append(block)
-        size += len(block)
-        if size > most_bytes:
-            raise OSError(errno.EFBIG, _too_large(most_bytes))
-    return b"".join(blocks)
-
-
-def _too_large(most_bytes: int) -> str:
-    return f"it has more than {most_bytes:,} bytes"
-
-
-def _refuse_other_kinds(mode: int, file: str | Path) -> None:
-    if stat.S_ISREG(mode):
-        return
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(file))
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    what = kinds.get(stat.S_IFMT(mode), "something else")
-    raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(file))
-
-
 def fingerprint(*parts: Any) -> str:
     """SHA-256 of all parts, one after the other, as hexadecimal digits.
 
@@ -186,15 +136,6 @@ def _bytes_of(part: Any) -> bytes:
 
 Cache = Path | Literal["default"] | None
 """Where something may be kept: a folder, the program's cache folder, or (None) nowhere."""
-
-
-def cache_path() -> Path:
-    """The path of the program's cache folder, which need not exist: $GLANCEFOCUS_CACHE, or else ~/.cache/glancefocus.
-
-    Raises RuntimeError if there is no home folder.
-    """
-    chosen = os.environ.get("GLANCEFOCUS_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
 
 
 def cache_folder(cache: Path | Literal["default"] = "default") -> Path:

@@ -1,15 +1,208 @@
-"""A Look: what one look saw, and everything that the next look needs. No state is kept anywhere else between looks."""
+"""Scenes, which are looked at, and Looks: what one look saw, and everything that the next look needs.
+
+A network sees the images or clips of a scene only through `view(region)`. `ImageBatch` is a batch of one size, `ClipBatch` the same
+for clips, `MixedImages` a list of any sizes. Keeping some rows copies no pixels in any of
+them. A Look is a value: no state is kept anywhere else between looks.
+"""
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glancefocus.scene import Scene, join_scenes
+from glancefocus.errors import BadSetting
+from glancefocus.region import Region, crop, normalise, resized, shrink, shrink_pixels
+from glancefocus.settings import ViewSettings
+
+
+class Scene(Protocol):
+    """One or several images, seen only through regions of them.
+
+    The frames of clips are folded into the batch: a view of B clips is (B x frames, 3, px, px), with the same place in every frame.
+    A scene of clips also has the attribute `frames`, see `frames_of`.
+    """
+
+    @property
+    def count(self) -> int:
+        """Number of images or clips."""
+        ...
+
+    def view(self, region: Region) -> Tensor:
+        """What a look sees of each image, normalised, (B, 3, px, px)."""
+        ...
+
+    def keep(self, rows: Tensor) -> "Scene":
+        """The scene of these rows only; rows (K,) int64."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """A batch of images of one size, (N, 3, H, W). Dropping a row copies no pixels: only the list of rows changes.
+
+    images        normalised floats, or uint8
+    normalise_by  for uint8 images: only the pixels that a look sees are normalised, with this mean and deviation
+    """
+
+    images: Tensor
+    rows: Tensor | None = None
+    normalise_by: ViewSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or self.images.shape[1] != 3:
+            raise BadSetting(
+                f"images must be a tensor of shape (batch, 3, height, width), but got {tuple(self.images.shape)}."
+            )
+
+    @property
+    def count(self) -> int:
+        return int(self.images.shape[0] if self.rows is None else self.rows.shape[0])
+
+    @property
+    def whole(self) -> Tensor:
+        """Every image at its own resolution, normalised: what a plain backbone sees."""
+        return self._normalised(self._kept()).contiguous(memory_format=torch.channels_last)
+
+    def view(self, region: Region) -> Tensor:
+        seen = region.view
+        if region.where is None:
+            if self.normalise_by is None:
+                return shrink(self._kept(), seen.px, seen.resize)
+            return shrink_pixels(self._kept(), seen.px, seen.resize, self.normalise_by)
+        extent_px = seen.extent if isinstance(seen.extent, int) else seen.extent_px(*self.images.shape[-2:])
+        covered = self._normalised(crop(self.images, region.where, extent_px, self.rows))
+        return covered if extent_px == seen.px else resized(covered, (seen.px, seen.px), seen.resize)
+
+    def keep(self, rows: Tensor) -> "ImageBatch":
+        return ImageBatch(self.images, rows if self.rows is None else self.rows[rows], self.normalise_by)
+
+    def _kept(self) -> Tensor:
+        return self.images if self.rows is None else self.images[self.rows]
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return pixels if self.normalise_by is None else normalise(pixels, self.normalise_by)
+
+
+@dataclass(frozen=True)
+class ClipBatch:
+    """A batch of clips of one size, (N, F, 3, H, W): all frames of a clip are seen through the same region.
+
+    Dropping a clip copies no pixels.
+
+    clips         normalised floats, or uint8
+    normalise_by  as in ImageBatch
+    """
+
+    clips: Tensor
+    rows: Tensor | None = None
+    normalise_by: ViewSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.clips.dim() != 5 or self.clips.shape[2] != 3:
+            raise BadSetting(
+                f"clips must be a tensor of shape (batch, frames, 3, height, width), but got {tuple(self.clips.shape)}."
+            )
+
+    @property
+    def count(self) -> int:
+        return int(self.clips.shape[0] if self.rows is None else self.rows.shape[0])
+
+    @property
+    def frames(self) -> int:
+        return int(self.clips.shape[1])
+
+    @property
+    def whole(self) -> Tensor:
+        """Every frame of every clip, normalised, (B x F, 3, H, W): what a plain backbone sees."""
+        return self._images.whole
+
+    def view(self, region: Region) -> Tensor:
+        return self._images.view(region.repeat_interleave(self.frames))
+
+    def keep(self, rows: Tensor) -> "ClipBatch":
+        return ClipBatch(self.clips, rows if self.rows is None else self.rows[rows], self.normalise_by)
+
+    @property
+    def _images(self) -> ImageBatch:
+        """The frames one after the other, as images; nothing is copied."""
+        rows = self.rows
+        if rows is not None:
+            offsets = torch.arange(self.frames, device=rows.device)
+            rows = (rows[:, None] * self.frames + offsets).flatten()
+        return ImageBatch(self.clips.flatten(0, 1), rows, self.normalise_by)
+
+
+def as_batch(images: Tensor, view: ViewSettings | None) -> ImageBatch | ClipBatch:
+    """A scene of what a split gives: normalised images, or uint8 pixels that are normalised where they are looked at.
+
+    images  (B, 3, H, W), or clips (B, F, 3, H, W)
+    """
+    kind = ClipBatch if images.dim() == 5 else ImageBatch
+    return kind(images, normalise_by=view if images.dtype == torch.uint8 else None)
+
+
+@dataclass(frozen=True)
+class MixedImages:
+    """Images of different sizes, each (3, H, W), normalised or uint8; or clips of different sizes, each (F, 3, H, W).
+
+    normalise_by  as in ImageBatch, for those that are uint8
+    """
+
+    images: tuple[Tensor, ...]
+    normalise_by: ViewSettings | None = None
+
+    def __post_init__(self) -> None:
+        for image in self.images:
+            if image.dim() not in (3, 4) or image.shape[-3] != 3:
+                raise BadSetting(
+                    "each image must have the shape (3, height, width), and each clip (frames, 3, height, width), "
+                    f"but got {tuple(image.shape)}."
+                )
+            if image.shape[:-2] != self.images[0].shape[:-2]:
+                first, other = tuple(self.images[0].shape), tuple(image.shape)
+                raise BadSetting(f"all clips must have the same number of frames, but got shapes {first} and {other}.")
+
+    @property
+    def count(self) -> int:
+        return len(self.images)
+
+    @property
+    def frames(self) -> int:
+        return 1 if self.images[0].dim() == 3 else int(self.images[0].shape[0])
+
+    def view(self, region: Region) -> Tensor:
+        single = (as_scene(image[None], self.normalise_by) for image in self.images)
+        return torch.cat([one.view(region.rows(slice(i, i + 1))) for i, one in enumerate(single)])
+
+    def keep(self, rows: Tensor) -> "MixedImages":
+        return MixedImages(tuple(self.images[i] for i in rows.tolist()), self.normalise_by)
+
+
+def frames_of(scene: Scene) -> int:
+    """Number of frames of each clip in a scene; 1 for images."""
+    return int(getattr(scene, "frames", 1))
+
+
+def as_scene(images: "Tensor | Sequence[Tensor] | Scene", view: ViewSettings | None = None) -> Scene:
+    """A scene of a batch (B, 3, H, W), one image (3, H, W), or a list of images of any sizes; a scene stays as it is.
+
+    Clips are (B, F, 3, H, W), or a list of (F, 3, H, W).
+
+    view  normalises images that are uint8, where they are looked at
+    """
+    if isinstance(images, Tensor):
+        return as_batch(images[None] if images.dim() == 3 else images, view)
+    if isinstance(images, (list, tuple)):
+        if not images:
+            raise BadSetting("there is nothing to look at: the list of images is empty.")
+        if len({(tuple(image.shape), image.dtype) for image in images}) == 1:
+            return as_scene(images[0][None] if len(images) == 1 else torch.stack(list(images)), view)
+        return MixedImages(tuple(images), view)
+    return images  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -40,15 +233,6 @@ class Aim:
             mean=_rows(self.mean, rows),
             value=_rows(self.value, rows),
             log_prob=_rows(self.log_prob, rows),
-        )
-
-    @staticmethod
-    def join(aims: Sequence["Aim"]) -> "Aim":
-        """The aims of several batches as one, in their order."""
-        return (
-            aims[0]
-            if len(aims) == 1
-            else Aim(**_joined(aims), candidate=join_candidates([(aim.candidate, aim.count) for aim in aims]))
         )
 
     @property
@@ -132,50 +316,12 @@ class Look:
             known_best=self.known_best and (self.known_best[0][rows], self.known_best[1][rows]),
         )
 
-    @staticmethod
-    def join(looks: Sequence["Look"]) -> "Look":
-        """Looks of the same number at several scenes as one look at all of them, in their order."""
-        first = looks[0]
-        if len(looks) == 1:
-            return first
-        aims = [look.aim for look in looks if look.aim is not None]
-        return Look(
-            number=first.number,
-            scene=join_scenes([look.scene for look in looks]),
-            candidate=join_candidates([(look.candidate, look.count) for look in looks]),
-            aim=Aim.join(aims) if aims else None,
-            known_best=None,
-            map=torch.cat(padded_alike([look.map for look in looks])),
-            **_joined(looks, leave_out=("map",)),
-        )
-
-
-def rows_by_candidate(candidate: Tensor) -> list[tuple[int, Tensor]]:
-    """(candidate, rows) for every candidate view in a batch, so that each is computed as one batch; candidate (B,) int64."""
-    return [(each, (candidate == each).nonzero(as_tuple=True)[0]) for each in sorted(set(candidate.tolist()))]
-
-
-def join_candidates(candidates: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
-    """One candidate where all are the same, else (B,) int64; they are given as (candidate or (B,) candidates, rows)."""
-    first = candidates[0][0]
-    if all(isinstance(each, int) and each == first for each, _ in candidates):
-        return first
-    device = next((each.device for each, _ in candidates if isinstance(each, Tensor)), None)
-    return torch.cat([torch.as_tensor(each, device=device).expand(count) for each, count in candidates])
-
 
 def padded_alike(maps: Sequence[Tensor]) -> list[Tensor]:
     """Maps of different sides, padded with zeros to the right and below to the largest."""
     side = max(map_.shape[-1] for map_ in maps)
     short = [side - map_.shape[-1] for map_ in maps]
     return [F.pad(map_, (0, less, 0, less)) if less else map_ for map_, less in zip(maps, short, strict=True)]
-
-
-def _joined(parts: Sequence[Any], leave_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """Every field that is a tensor in all of the parts, and not a candidate, one after the other."""
-    names = [name for name in parts[0].__dataclass_fields__ if name not in ("candidate", *leave_out)]
-    values = {name: [getattr(part, name) for part in parts] for name in names}
-    return {name: torch.cat(v) for name, v in values.items() if all(isinstance(value, Tensor) for value in v)}
 
 
 def _rows(value: Any, rows: Tensor) -> Any:

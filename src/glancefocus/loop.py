@@ -1,13 +1,255 @@
-"""The loop. Training, evaluation, video and serving all run it; they differ in the policy, the exit rule and the recorder."""
+"""The loop, and the exit rules that end it. Training, evaluation, video and serving all run it.
 
-from typing import Protocol
+They differ in the policy (where to look), the exit rule (when to stop) and the recorder (what to keep). A rule compares a score, a
+number in [0, 1] for every row of a look, with the threshold of the look: rows above it leave the batch. With several candidate
+views it also chooses the view of the next look.
+"""
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import torch
 from torch import Tensor
 
-from glancefocus.exits.rule import CandidateRule, ExitRule
-from glancefocus.look import Aim, Look
+from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.look import Aim, Look, Scene
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.scene import Scene
+from glancefocus.values import list_of, number_of, shown
+
+ScoreName = Literal["confidence", "entropy", "value", "random"]
+SCORES: tuple[ScoreName, ...] = ("confidence", "entropy", "value", "random")
+
+
+class Score(Protocol):
+    """What an exit rule compares with its thresholds.
+
+    needs_aim  whether the score needs the next aim; its multiply-adds are then spent for images that stop as well
+    """
+
+    name: ScoreName
+    needs_aim: bool
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        """(B,) in [0, 1]."""
+        ...
+
+
+class Confidence:
+    """The largest softmax probability (the paper's)."""
+
+    name: ScoreName = "confidence"
+    needs_aim = False
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        return look.confidence
+
+
+class Entropy:
+    """1 minus the entropy of the answer as a share of the largest possible entropy."""
+
+    name: ScoreName = "entropy"
+    needs_aim = False
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        return 1 - entropy(look.logits) / math.log(look.logits.shape[1])
+
+
+class Value:
+    """The less the critic expects to gain from further looks, the larger the score; a sigmoid brings it into [0, 1]."""
+
+    name: ScoreName = "value"
+    needs_aim = True
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        if aim is None or aim.value is None:
+            raise BadSetting("the score 'value' needs a policy with a critic. Use confidence or entropy.")
+        return torch.sigmoid(-aim.value.float())
+
+
+class Random:
+    """A random number: the baseline that every other score must beat."""
+
+    name: ScoreName = "random"
+    needs_aim = False
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def of(self, look: Look, aim: Aim | None) -> Tensor:
+        return torch.rand(look.count, generator=self.generator).to(look.logits.device)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """(B,) of the softmax, in nats; logits (B, classes)."""
+    log_probability = logits.float().log_softmax(dim=1)
+    return -(log_probability.exp() * log_probability).sum(dim=1)
+
+
+def score_named(name: str, generator: torch.Generator | None = None) -> Score:
+    """The score of this name; the generator is used by the random one."""
+    scores: dict[str, Score] = {s.name: s for s in (Confidence(), Entropy(), Value(), Random(generator))}
+    if name not in scores:
+        raise UnknownName("exit score", name, SCORES, f"Known are {', '.join(SCORES)}.")
+    return scores[name]
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The time by which there must be an answer, in seconds of a monotonic clock."""
+
+    clock: Callable[[], float]
+    starts_at: float
+    ends_at: float
+
+    def allows_another(self, look: Look) -> bool:
+        """Whether the next look would end in time, if it takes as long as the mean of those so far."""
+        now = self.clock()
+        return now + (now - self.starts_at) / look.number <= self.ends_at
+
+
+@dataclass(frozen=True)
+class ExitRule:
+    """Stop once the score is above the threshold of this look (paper, section 3.1); every image stops after the last look.
+
+    thresholds    one for each look. The last one does not stop anything: it only decides between `sure` and out of looks (0 or
+                  less: always out of looks).
+    score         what is compared with them
+    temperatures  one for each look, which its logits are divided by first (calibration); None: logits are used as they are
+    deadline      when all images must have stopped; None: no deadline
+    """
+
+    thresholds: Sequence[float]
+    score: Score = field(default_factory=Confidence)
+    temperatures: tuple[float, ...] | None = None
+    deadline: Deadline | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "thresholds", self._checked_thresholds())
+        if not self.thresholds:
+            raise BadSetting("an exit rule needs one threshold for each look, but got none.")
+        if self.temperatures is not None and (
+            len(self.temperatures) != self.looks or not all(0 < t < math.inf for t in self.temperatures)
+        ):
+            raise BadSetting(f"there must be {self.looks} temperatures above 0, but got {list(self.temperatures)}.")
+
+    def _checked_thresholds(self) -> tuple[Any, ...]:
+        return tuple(_checked_threshold(t) for t in self.thresholds)
+
+    @property
+    def looks(self) -> int:
+        """Largest number of looks, the glance included."""
+        return len(self.thresholds)
+
+    def threshold(self, number: int) -> float:
+        """The score must be above this to stop after look 1, 2, ..."""
+        return self.thresholds[number - 1]
+
+    def needs_aim(self, look: Look) -> bool:
+        """Whether the next aim must be known before rows can stop at this look."""
+        return self.score.needs_aim and look.number < self.looks
+
+    def calibrated(self, look: Look) -> Look:
+        """The look with its logits divided by the temperature of its number."""
+        if self.temperatures is None:
+            return look
+        return replace(look, logits=look.logits / self.temperatures[look.number - 1], known_best=None)
+
+    def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
+        """(B,) bool: whether the score is above the threshold of this look."""
+        threshold = self.threshold(look.number)
+        if look.number == self.looks and (threshold <= 0 or self.score.needs_aim):
+            return torch.zeros(look.count, dtype=torch.bool, device=look.logits.device)
+        return self.score.of(look, aim) > threshold
+
+    def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
+        """(B,) bool: rows that stop: those above their threshold; all rows at the last look and when time is up.
+
+        sure  the result of `sure`, where it is known already
+        """
+        sure = self.sure(look) if sure is None else sure
+        last = look.number >= self.looks or (self.deadline is not None and not self.deadline.allows_another(look))
+        return torch.ones_like(sure) if last else sure
+
+
+@dataclass(frozen=True)
+class CandidateRule(ExitRule):
+    """The same for a network with several candidate views (paper, section 4.2): thresholds say when to stop and what comes next.
+
+    A row stops once its score is above all thresholds of this look. Otherwise the next look has the candidate whose threshold is
+    the smallest that the score is not above; among equal ones the first.
+
+    thresholds  (T, K) for K candidates; those of the last look stop nothing
+    candidates  K
+    """
+
+    thresholds: Sequence[Sequence[float]]  # type: ignore[assignment]
+    candidates: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.score.name not in ("confidence", "entropy"):
+            raise BadSetting(
+                f"with several candidate views the score also chooses the next size, which {self.score.name!r} cannot. "
+                "Use confidence or entropy."
+            )
+
+    def _checked_thresholds(self) -> tuple[tuple[float, ...], ...]:
+        rows = tuple(tuple(_checked_threshold(t) for t in row) for row in self.thresholds)
+        if any(len(row) != self.candidates for row in rows):
+            raise BadSetting(
+                f"a network with {self.candidates} candidate views needs {self.candidates} thresholds for each look, "
+                f"but got {[list(row) for row in rows]}."
+            )
+        return rows
+
+    def threshold(self, number: int) -> float:
+        return max(self.thresholds[number - 1])
+
+    def next_candidate(self, look: Look) -> Tensor:
+        """(B,) int64: the candidate view of the next look of every row, none of which stops here."""
+        thresholds = torch.tensor(self.thresholds[look.number - 1], device=look.logits.device)
+        ordered, order = thresholds.sort(stable=True)
+        passed = torch.searchsorted(ordered, self.score.of(look, None).contiguous())
+        return order[passed.clamp(max=self.candidates - 1)]
+
+
+def _checked_threshold(value: Any) -> float:
+    """A number; infinities are allowed and mean: never stop, always stop."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise BadSetting(f"a threshold must be a number, but got {shown(value)}.")
+    return number
+
+
+def every_look(looks: int) -> ExitRule:
+    """Every image takes every look: for training, and for answers after a fixed number of looks."""
+    return ExitRule([math.inf] * looks)
+
+
+def read_thresholds(plain: Any, where: str, looks: int, sizes: int) -> list[Any]:
+    """One number for each look; with several candidate views a row for each look, with one number for each size."""
+
+    def number(value: Any, name: str) -> float:
+        return number_of(value, name, -1e6, 1e6)
+
+    def row(value: Any, name: str) -> Any:
+        return number(value, name) if sizes == 1 else list_of(value, name, sizes, number)
+
+    read = list_of(plain, where, looks, row)
+    if len(read) != looks or (sizes > 1 and any(len(each) != sizes for each in read)):
+        each = "" if sizes == 1 else f" rows of {sizes}"
+        raise BadSetting(f"{where} must have {looks}{each} thresholds, one for each look.")
+    return read
+
+
+def frozen(thresholds: Sequence[Any]) -> tuple[Any, ...]:
+    """Thresholds, or rows of them, as tuples of floats."""
+    return tuple(frozen(t) if isinstance(t, (list, tuple)) else float(t) for t in thresholds)
 
 
 class Policy(Protocol):

@@ -73,13 +73,13 @@ class Placement:
     offset_x: float = 0.0
     note: str = ""
 
-    def box_in_picture(self, top: float, left: float, px: int) -> Box:
-        """The box of a patch in pixels of the picture; top, left and px are in pixels of the image."""
+    def box_in_picture(self, top: float, left: float, height: int, width: int) -> Box:
+        """The box of a region in pixels of the picture; the arguments are in pixels of the image."""
         return (
             round((left + self.offset_x) / self.scale_x),
             round((top + self.offset_y) / self.scale_y),
-            round((left + px + self.offset_x) / self.scale_x),
-            round((top + px + self.offset_y) / self.scale_y),
+            round((left + width + self.offset_x) / self.scale_x),
+            round((top + height + self.offset_y) / self.scale_y),
         )
 
 

@@ -1,10 +1,11 @@
 """What a network is made of and what pictures it expects: plain frozen values that go into a bundle as JSON."""
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
@@ -20,6 +21,7 @@ from glancefocus.values import (
     PositiveShare,
     ShiftDivisor,
     Units,
+    checked,
     checked_number,
     shown,
 )
@@ -27,13 +29,15 @@ from glancefocus.values import (
 GlanceResize = Literal["antialias", "bicubic", "bilinear"]
 Fit = Literal["crop", "stretch", "whole"]
 Interpolation = Literal["bilinear", "bicubic"]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 GLANCE = -1
 """Stands for the glance where looks are named by the number of their candidate view."""
-_MOST_SIZES = 16
-_MOST_COLUMNS = 100_000  # of tables that have one for every sequence of patch sizes
+_MOST_VIEWS = 16
+_MOST_COLUMNS = 100_000  # of tables that have one for every sequence of views
+_VIEW = re.compile(
+    r"(?:(?:(?P<whole>whole)|(?P<share>[0-9]{0,2}\.[0-9]{1,6}|1)|(?P<extent>[0-9]{1,6})px)@)?(?P<px>[0-9]{1,6})"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class ViewSettings:
         check_fields(self)
 
 
+def as_pixels(view: ViewSettings) -> ViewSettings:
+    """The same view without normalisation: colours stay in [0, 1]."""
+    return replace(view, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
 @dataclass(frozen=True)
 class View:
     """What a look sees, but for the place: how much of an image, and at what resolution. With a place it is a Region.
@@ -71,19 +80,48 @@ class View:
     extent: int | float | None = None
     resize: GlanceResize = "antialias"
 
+    @staticmethod
+    def parse(text: Any, name: str = "focus") -> "View":
+        """A view from its name: 96 (a native patch), whole@160, 0.5@112 (half of the shorter side), 200px@96."""
+        found = _VIEW.fullmatch(text.strip()) if isinstance(text, str) else None
+        if found is None:
+            raise BadSetting(
+                f"{name} names views such as 96 (a patch of 96 px as it is), 0.5@112 (half of the shorter side, seen at 112 px), "
+                f"200px@96 or whole@160, but got {shown(text)}."
+            )
+        px = checked(Pixels, int(found["px"]), f"the side of the view {text!r}")
+        if found["whole"]:
+            return whole(px)
+        if found["share"]:
+            return View(px, checked(PositiveShare, float(found["share"]), f"the share of the view {text!r}"))
+        if found["extent"]:
+            return View(px, checked(Pixels, int(found["extent"]), f"the extent of the view {text!r}"))
+        return native(px)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it covers the whole image, so that it has no place."""
+        return self.extent is None
+
     @property
     def name(self) -> str:
-        """As users write it: 96 (a native patch), whole@160, 0.5@112, 200px@96."""
+        """As users write it, see parse."""
         if self.extent is None:
             return f"whole@{self.px}"
         if self.extent == self.px and isinstance(self.extent, int):
             return str(self.px)
-        return f"{self.extent}px@{self.px}" if isinstance(self.extent, int) else f"{self.extent:g}@{self.px}"
+        if isinstance(self.extent, int):
+            return f"{self.extent}px@{self.px}"
+        return f"{self.extent:.6f}".rstrip("0").rstrip(".") + f"@{self.px}"
 
     def extent_px(self, height_px: int, width_px: int) -> int:
         """Side of the covered square in an image of this size; only for views that do not cover the whole image."""
         assert self.extent is not None
-        return self.extent if isinstance(self.extent, int) else round(self.extent * min(height_px, width_px))
+        return self.extent if isinstance(self.extent, int) else max(1, round(self.extent * min(height_px, width_px)))
+
+    def share_of(self, height_px: int, width_px: int) -> float:
+        """The covered square's side as a share of the shorter side of an image of this size; 1 for the whole image."""
+        return 1.0 if self.extent is None else self.extent_px(height_px, width_px) / min(height_px, width_px)
 
 
 def whole(px: int, resize: GlanceResize = "antialias") -> View:
@@ -96,12 +134,20 @@ def native(px: int) -> View:
     return View(px, px)
 
 
+def native_names(patch_px: Any, name: str = "patch_px") -> list[str]:
+    """The names of native patches of this side, or of these sides; `name` is what a wrong one is called."""
+    sides = patch_px if isinstance(patch_px, (list, tuple)) else [patch_px]
+    return [native(checked(Pixels, px, name)).name for px in sides]
+
+
 @dataclass(frozen=True)
 class PolicySettings:
     """The patch proposal network (paper, Figure of pi, and its table of seven architectures).
 
     head     conv: kxk convolution to few channels, then a linear layer; linear: two linear layers on the flattened map
     units    of the GRU
+    place    the GRU also gets where the last look was and how much it covered (beyond the paper). Without it the policy cannot
+             know which places it has seen already.
     """
 
     head: Literal["conv", "linear"] = "conv"
@@ -109,6 +155,7 @@ class PolicySettings:
     conv_kernel: Kernel = 1
     linear_units: Units = 2048
     units: Units = 256
+    place: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,11 +167,17 @@ class PolicySettings:
 class NetworkSettings:
     """One glance-and-focus network.
 
-    backbone       any timm name; backbone_options go to timm, those of network/backbones.py
-    patch_px       side of the focus patches; several sizes make a multi-scale network
+    backbone       any timm name; backbone_options go to timm, those of network/build.py
+    focus          the candidate views of the focus looks by their names (see View.parse), smallest first. "96": patches of 96 px at
+                   full resolution, as in the paper; several make a multi-scale network. gf.create also takes patch_px=96.
     looks          the glance and the focus looks together (T in the paper)
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models
+    classifier     recurrent: a GRU over the looks; cascaded: one linear layer for each number of looks; both as in the paper.
+                   summed: the weighted sum of what the encoders' own heads answer at each look (beyond the paper). It has one
+                   weight for each view, so few images are enough to train it.
     first_answer   the part that answers the glance: the classifier, the glance encoder's own head, or that head only in evaluation
+    whole_encoder  views of the whole image have an encoder of their own, which stays the plain backbone (beyond the paper; with
+                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -132,14 +185,15 @@ class NetworkSettings:
     backbone: str
     classes: Classes = 1000
     glance_px: Pixels = 96
-    patch_px: tuple[Pixels, ...] = (96,)
+    focus: tuple[str, ...] = ("96",)
     looks: Looks = 5
     glance_resize: GlanceResize = "antialias"
-    classifier: Literal["recurrent", "cascaded"] = "recurrent"
+    classifier: Literal["recurrent", "cascaded", "summed"] = "recurrent"
     classifier_units: Units = 1024
     first_answer: Literal["classifier", "own_head", "own_head_evaluating"] = "classifier"
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
+    whole_encoder: bool = False
     frames: Frames = 1
     shift_div: ShiftDivisor = 8
     backbone_options: dict[str, Any] = field(default_factory=dict)
@@ -147,18 +201,10 @@ class NetworkSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.patch_px or len(set(self.patch_px)) != len(self.patch_px):
-            raise BadSetting(f"patch_px must name one or several different sizes, but got {list(self.patch_px)}.")
-        if len(self.patch_px) > _MOST_SIZES:
-            raise BadSetting(f"patch_px names at most {_MOST_SIZES} sizes, but got {len(self.patch_px)}.")
-        if list(self.patch_px) != sorted(self.patch_px):
-            raise BadSetting(f"patch_px names the smallest size first, but got {list(self.patch_px)}.")
-        columns = sum(len(self.patch_px) ** look for look in range(self.looks))
-        if columns > _MOST_COLUMNS:
-            raise BadSetting(
-                f"with {len(self.patch_px)} patch sizes and {self.looks} looks there are more than {_MOST_COLUMNS:,} sequences of "
-                "sizes to choose from. Use fewer sizes or looks."
-            )
+        object.__setattr__(self, "focus", tuple(view.name for view in self.candidates))  # "096" is "96"
+        self._check_focus()
+        if self.whole_encoder:
+            self._check_whole_encoder()
         if self.shift_div == 1:
             raise BadSetting(
                 f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
@@ -168,22 +214,61 @@ class NetworkSettings:
             raise BadSetting(
                 "a cascaded classifier has no layer for the glance: its first_answer is 'own_head', not 'classifier'."
             )
-        smallest_px = min(self.view.height_px, self.view.width_px)
-        if self.looks > 1 and max(self.patch_px) > smallest_px:
+
+    def _check_focus(self) -> None:
+        views, count = self.candidates, len(self.focus)
+        if not views or len(set(self.focus)) != count:
             raise BadSetting(
-                f"a patch of {max(self.patch_px)} px is larger than the image ({smallest_px} px). "
-                "Use smaller patches or larger images."
+                f"focus must name one or several different views, but got {' '.join(self.focus) or 'none'}."
             )
+        if count > _MOST_VIEWS:
+            raise BadSetting(f"focus names at most {_MOST_VIEWS} views, but got {count}.")
+        if [view.px for view in views] != sorted(view.px for view in views):
+            raise BadSetting(f"focus names the smallest view first, but got {' '.join(self.focus)}.")
+        if sum(count**look for look in range(self.looks)) > _MOST_COLUMNS:
+            raise BadSetting(
+                f"with {count} candidate views and {self.looks} looks there are more than {_MOST_COLUMNS:,} sequences of views to "
+                "choose from. Use fewer views or looks."
+            )
+        shorter_px = min(self.view.height_px, self.view.width_px)
+        for view in views if self.looks > 1 else ():
+            needed_px = view.px if view.is_whole else view.extent_px(self.view.height_px, self.view.width_px)
+            if needed_px > shorter_px:
+                raise BadSetting(
+                    f"the view {view.name} is larger than the image ({shorter_px} px). Use a smaller view or larger images."
+                )
+            if view.is_whole and view.px <= self.glance_px:
+                raise BadSetting(
+                    f"the view {view.name} shows no more than the glance, which is whole@{self.glance_px}. Use a larger one."
+                )
+
+    def _check_whole_encoder(self) -> None:
+        if self.classifier != "summed" or self.shared_encoder:
+            raise BadSetting("whole_encoder=true needs classifier='summed' and shared_encoder=false.")
+        if not any(view.is_whole for view in self.candidates):
+            raise BadSetting(
+                f"whole_encoder=true needs a view of the whole image, but focus names {' '.join(self.focus)}."
+            )
+
+    @staticmethod
+    def upgraded(plain: dict[str, Any], where: str = "") -> dict[str, Any]:
+        """Plain values with `focus` instead of `patch_px`, the name that it had when all views were native patches."""
+        if "patch_px" not in plain:
+            return plain
+        if "focus" in plain:
+            raise BadSetting("focus and patch_px both name the views of the focus looks. Give one of them.")
+        others = {name: value for name, value in plain.items() if name != "patch_px"}
+        return {**others, "focus": native_names(plain["patch_px"], _joined(where, "patch_px"))}
 
     @property
     def glance_view(self) -> View:
         """What the glance sees."""
         return whole(self.glance_px, self.glance_resize)
 
-    @property
+    @functools.cached_property
     def candidates(self) -> tuple[View, ...]:
         """The views that a focus look may have, smallest first. Elsewhere a candidate is its number in this list."""
-        return tuple(native(px) for px in self.patch_px)
+        return tuple(map(View.parse, self.focus))
 
     @property
     def view_codes(self) -> tuple[str, ...]:
@@ -213,6 +298,9 @@ def from_plain(kind: type[Settings], plain: Any, where: str = "") -> Settings:
     if not isinstance(plain, dict):
         raise BadSetting(f"{where or 'settings'} must be a table of names and values, but got {type(plain).__name__}.")
     hints = _hints(kind)
+    upgraded = getattr(kind, "upgraded", None)
+    if upgraded is not None:
+        plain = upgraded(plain, where)
     for name in plain:
         if name not in hints:
             raise UnknownName(f"setting in {where}" if where else "setting", str(name), hints)

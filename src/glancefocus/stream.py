@@ -3,20 +3,22 @@
 The loop is that of loop.py. Between its halves, rows that stay may wait for rows of other batches at the same look.
 """
 
+import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.exits.rule import ExitRule
-from glancefocus.look import Aim, Look
-from glancefocus.loop import LookingNetwork, Policy, look_closer, policy_for, release
+from glancefocus.look import Aim, Look, Scene, frames_of, padded_alike
+from glancefocus.loop import ExitRule, LookingNetwork, Policy, look_closer, policy_for, release
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.scene import Scene
+from glancefocus.region import Region
 from glancefocus.values import BatchSize, WaitingMs, checked
 
 FULL_BATCH = 32
@@ -146,7 +148,7 @@ class _Waiting:
         self.first_row = min(self.first_row, first_row)
 
     def joined(self) -> tuple[Look, Aim | None]:
-        return Look.join(self.looks), Aim.join(self.aims) if self.aims else None
+        return join_looks(self.looks), join_aims(self.aims) if self.aims else None
 
 
 def refuse_deadline(deadline: object | None) -> None:
@@ -161,3 +163,83 @@ def refuse_deadline(deadline: object | None) -> None:
 def without_gradients(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
     """The same, computed in inference mode; the caller is not in it."""
     yield from outcomes
+
+
+def join_looks(looks: Sequence[Look]) -> Look:
+    """Looks of the same number at several scenes as one look at all of them, in their order."""
+    first = looks[0]
+    if len(looks) == 1:
+        return first
+    aims = [look.aim for look in looks if look.aim is not None]
+    return Look(
+        number=first.number,
+        scene=join_scenes([look.scene for look in looks]),
+        candidate=join_candidates([(look.candidate, look.count) for look in looks]),
+        aim=join_aims(aims) if aims else None,
+        known_best=None,
+        map=torch.cat(padded_alike([look.map for look in looks])),
+        **_joined(looks, leave_out=("map",)),
+    )
+
+
+def join_aims(aims: Sequence[Aim]) -> Aim:
+    """The aims of several batches as one, in their order."""
+    if len(aims) == 1:
+        return aims[0]
+    return Aim(**_joined(aims), candidate=join_candidates([(aim.candidate, aim.count) for aim in aims]))
+
+
+@dataclass(frozen=True)
+class JoinedScenes:
+    """Scenes one after the other, as one. No image is copied: each scene is asked for its own views."""
+
+    scenes: tuple[Scene, ...]
+
+    def __post_init__(self) -> None:
+        frames = sorted({frames_of(scene) for scene in self.scenes})
+        if len(frames) != 1:
+            raise BadSetting(f"scenes that are joined must have the same number of frames, but these have {frames}.")
+
+    @property
+    def count(self) -> int:
+        return sum(scene.count for scene in self.scenes)
+
+    @property
+    def frames(self) -> int:
+        return frames_of(self.scenes[0])
+
+    def view(self, region: Region) -> Tensor:
+        regions = region.split([scene.count for scene in self.scenes])
+        return torch.cat([scene.view(own) for scene, own in zip(self.scenes, regions, strict=True)])
+
+    def keep(self, rows: Tensor) -> "Scene":
+        places = [(number, row) for number, scene in enumerate(self.scenes) for row in range(scene.count)]
+        kept = itertools.groupby((places[row] for row in rows.tolist()), key=lambda place: place[0])
+        return join_scenes(
+            [
+                self.scenes[number].keep(torch.tensor([row for _, row in some], device=rows.device))
+                for number, some in kept
+            ]
+        )
+
+
+def join_scenes(scenes: Sequence[Scene]) -> Scene:
+    """These scenes one after the other, as one."""
+    flat = [inner for scene in scenes for inner in (scene.scenes if isinstance(scene, JoinedScenes) else [scene])]
+    return flat[0] if len(flat) == 1 else JoinedScenes(tuple(flat))
+
+
+def join_candidates(candidates: Sequence[tuple[int | Tensor, int]]) -> int | Tensor:
+    """One candidate where all are the same, else (B,) int64; they are given as (candidate or (B,) candidates, rows)."""
+    first = candidates[0][0]
+    if all(isinstance(each, int) and each == first for each, _ in candidates):
+        return first
+    device = next((each.device for each, _ in candidates if isinstance(each, Tensor)), None)
+    return torch.cat([torch.as_tensor(each, device=device).expand(count) for each, count in candidates])
+
+
+def _joined(parts: Sequence[Any], leave_out: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Every field that is a tensor in all of the parts, and not a candidate, one after the other."""
+    names = [name for name in parts[0].__dataclass_fields__ if name not in ("candidate", *leave_out)]
+    values = {name: [getattr(part, name) for part in parts] for name in names}
+    return {name: torch.cat(v) for name, v in values.items() if all(isinstance(value, Tensor) for value in v)}

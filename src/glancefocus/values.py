@@ -1,4 +1,4 @@
-"""Checks values from outside: options, settings, JSON files and checkpoints. Each has its kind and bounds, or is refused by name.
+"""Values from outside (options, settings, JSON files): checked by kind and bounds, and escaped before they are shown.
 
     looks: Looks = 5                                # Annotated[int, Range(1, 64)]: the bounds are part of the type
     plain = read_json(folder / "about.json", 1 << 20)
@@ -8,22 +8,26 @@
 Settings check their fields by these types (`settings.check_fields`), and so does the command line. Upper bounds are far above what
 is useful, and low enough that a typing error or a foreign file cannot exhaust memory, threads or time. All functions raise
 BadSetting; the caller that reads a file adds its name.
+
+Class names, notes and file names must not act as commands or markup where they are shown: `one_line` and `lines_kept` are for
+terminals, `markdown` for pages, `csv_cell` for tables that may be opened in a spreadsheet, `figure_text` for matplotlib.
 """
 
 import json
 import math
 import numbers
 import os
+import re
 import reprlib
 import typing
+import unicodedata
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.escaping import is_writable_text
-from glancefocus.files import read_file
+from glancefocus.machine import read_file
 
 
 @dataclass(frozen=True)
@@ -74,26 +78,6 @@ def checked(hint: Any, value: Any, name: str) -> Any:
     """A value checked by one of the types below: checked(Looks, looks, "looks")."""
     kind, bounds = typing.get_args(hint)[:2]
     return checked_number(kind, bounds, value, name)
-
-
-def read_number(kind: type, bounds: Range, text: str, name: str) -> Any:
-    """A number from text: 2e8 and 1_000 are read as Python reads them, 64.0 and 1e3 count as whole numbers."""
-    value = _parsed(text)
-    if kind is int and isinstance(value, float) and value in bounds and value.is_integer():
-        value = int(value)
-    try:
-        return checked_number(kind, bounds, value, name)
-    except BadSetting:
-        raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shortened(text) or repr(text)}.") from None
-
-
-def _parsed(text: str) -> float | None:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:  # raised for too many digits, too
-            pass
-    return None
 
 
 def shown(value: Any) -> str:
@@ -152,6 +136,7 @@ Points = Annotated[float, Range(0, 100)]
 Epochs = Annotated[int, Range(0, 100_000)]
 Rounds = Annotated[int, Range(1, 10_000)]
 Passes = Annotated[int, Range(1, 1000)]
+Repeats = Annotated[int, Range(0, 1000)]
 Count = Annotated[int, Range(1, 1_000_000)]
 Scenes = Annotated[int, Range(5, 1_000_000)]
 BadFiles = Annotated[int, Range(0, 1_000_000_000)]
@@ -333,3 +318,53 @@ def list_of(value: Any, name: str, most: int, each: Callable[[Any, str], Value])
     if len(value) > most:
         raise BadSetting(f"{name} has {len(value):,} values; at most {most:,} are allowed.")
     return [each(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
+
+
+# Markup anywhere; the start of a heading, a list or a quotation; addresses that become links automatically.
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~@$]|^[#+=-]|:(?=//)|(?<=www)\.)")
+_NUMBERED = re.compile(r"^([0-9]{1,9})([.)])(?= |$)")
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9.]+$)")  # a number such as -1 is not a formula
+# Control, format, surrogate, private, unassigned, line, paragraph.
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_JOINERS = "\u200c\u200d"  # format characters that are part of words and of many emoji
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """The text on one line, without terminal commands; cut after `most` characters."""
+    line = text if text.isprintable() else "".join(map(_visible, text))
+    return line if most is None or len(line) <= most else f"{line[: max(0, most - 3)]}..."
+
+
+def lines_kept(text: str) -> str:
+    """Text of several lines without terminal commands; line breaks are kept."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
+def markdown(text: str, most: int | None = None) -> str:
+    """The text for a Markdown page: no heading, list, link, code or HTML begins in it."""
+    line = " ".join(one_line(text, most).split())
+    line = "".join(_HTML.get(c, c) for c in line)
+    return _NUMBERED.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", line))
+
+
+def csv_cell(text: str) -> str:
+    """The text, with an apostrophe in front if a spreadsheet would execute it as a formula."""
+    line = one_line(text)
+    return f"'{line}" if _FORMULA.match(line) else line
+
+
+def figure_text(text: str) -> str:
+    """The text for a label of matplotlib, which reads text between dollar signs as formulas."""
+    return one_line(text).replace("$", r"\$")
+
+
+def is_writable_text(text: str) -> bool:
+    """Whether the text can be written in UTF-8; a file name that is not UTF-8 contains surrogates in Python."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _visible(character: str) -> str:
+    if character in _JOINERS or unicodedata.category(character) not in _INVISIBLE:
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

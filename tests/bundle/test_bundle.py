@@ -18,8 +18,10 @@ import glancefocus as gf
 from glancefocus import files
 from glancefocus.bundle import predicting
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs, Latency, device_name
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
+from glancefocus.exits.curve import Latency
+from glancefocus.machine import device_name
+from glancefocus.outcome import Costs
 
 MakeBundle = Callable[..., Bundle]
 
@@ -48,7 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recurrent": {},
     "cascaded": {"classifier": "cascaded"},
     "shared encoder": {"shared_encoder": True},
-    "several patch sizes": {"patch_px": (32, 48)},
+    "several candidate views": {"focus": ("32", "48")},
     "options for the backbone": {"backbone": "resnet18", "backbone_options": {"channels": [8, 16, 24, 32]}},
 }
 
@@ -57,7 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_a_loaded_bundle_answers_as_the_saved_one(variant: str, small_bundle: MakeBundle, tmp_path: Path) -> None:
     curve = [{"thresholds": [0.5, 0.5, 0.0], "mean_macs": 1e6, "accuracy": 0.5}]
     thresholds: tuple[Any, ...] = (0.9, 0.8, 0.0)
-    if variant == "several patch sizes":
+    if variant == "several candidate views":
         thresholds = ((0.5, 0.9), (0.8, 0.4), (0.0, 0.0))
         curve = [{**curve[0], "thresholds": [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]}]
     bundle = small_bundle(**VARIANTS[variant], thresholds=thresholds, curve=curve, notes={"accuracy": 0.5})
@@ -361,7 +363,7 @@ def test_large_images_are_answered_as_small_ones_are(small_bundle: MakeBundle, m
     bundle = small_bundle(view={"fit": "whole"})
     pictures = [pixels(70, 90), pixels(70, 90, seed=1), pixels(40, 41, seed=2), pixels(90, 70, seed=3)]
     expected = bundle.predict(pictures)
-    monkeypatch.setattr("glancefocus.data.views.LARGE_PIXELS", 5000)  # the third alone is normalised beforehand
+    monkeypatch.setattr("glancefocus.data.images.LARGE_PIXELS", 5000)  # the third alone is normalised beforehand
     for merge in (False, True):
         found = bundle.predict(pictures, merge=merge)
         torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
@@ -380,7 +382,7 @@ def test_batches_of_large_images_are_smaller(small_bundle: MakeBundle, monkeypat
         return look(net, scene, *more)
 
     monkeypatch.setattr(predicting, "look_until_sure", noted)
-    monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
+    monkeypatch.setattr("glancefocus.machine.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)  # two of the usual size
     outcome = bundle.predict([pixels(64, 64), pixels(200, 200), *[pixels(64, 64, seed=n) for n in range(3)]])
     assert batches == [1, 1, 2, 1]
     assert len(outcome) == 5
@@ -568,3 +570,15 @@ def test_a_fingerprint_is_that_of_what_is_answered(small_bundle: MakeBundle, tmp
     warm = replace(bundle, temperatures=(1.0, 1.0, 2.0))
     warmer = replace(bundle, temperatures=(1.0, 1.0, 3.0))
     assert len({bundle.fingerprint, warm.fingerprint, warmer.fingerprint}) == 3
+
+
+def test_a_bundle_that_names_patch_sizes_instead_of_views_is_read(
+    small_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    bundle = small_bundle(focus=("32", "48"))
+    folder = bundle.save(tmp_path / "bundle")
+    plain = json.loads((folder / "bundle.json").read_text())
+    assert plain["network"].pop("focus") == ["32", "48"]
+    plain["network"]["patch_px"] = [32, 48]
+    (folder / "bundle.json").write_text(json.dumps(plain))
+    assert gf.load(folder).settings == bundle.settings

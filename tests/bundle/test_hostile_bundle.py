@@ -27,7 +27,7 @@ from glancefocus.evaluation.records import Records
 from glancefocus.evaluation.report import class_sections, noted_images, read_training_curves
 from glancefocus.evaluation.tables import class_csv_rows
 from glancefocus.export.compare import open_splits
-from glancefocus.export.standalone.predict import AnswerWriter
+from glancefocus.export.predict import AnswerWriter
 from glancefocus.settings import to_plain
 
 MakeBundle = Callable[..., Bundle]
@@ -131,7 +131,10 @@ def test_no_socket_is_opened_and_no_file_read_for_a_backbone(folder: Path, monke
         ({"looks": 10**9}, "network.looks must be a whole number"),
         ({"classifier_units": 10**9}, "network.classifier_units must be a whole number"),
         ({"policy": {"units": 10**9}}, "network.policy.units must be a whole number"),
-        ({"patch_px": [16, 32] * 400}, "patch_px"),
+        ({"focus": ["16", "32"] * 400}, "focus must name one or several different views"),
+        ({"focus": [str(px) for px in range(8, 25)]}, "focus names at most 16 views, but got 17"),
+        ({"focus": ["whole@" + "9" * 6]}, "the side of the view 'whole@999999' must be a whole number"),
+        ({"patch_px": [16]}, "focus and patch_px both name the views"),
     ],
 )
 def test_sizes_that_cannot_be_meant_are_refused_before_anything_is_made(

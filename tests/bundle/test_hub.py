@@ -18,9 +18,10 @@ from huggingface_hub import constants
 from PIL import Image
 
 import glancefocus as gf
-from glancefocus.bundle import hub as hub_module
+from glancefocus.bundle import sharing as hub_module
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.hub import HubName, hub_name, is_hub_name
+from glancefocus.bundle.files import is_hub_name
+from glancefocus.bundle.sharing import HubName, hub_name
 from glancefocus.data.split_record import DIGEST_DIGITS, Content, RecordedFile, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 

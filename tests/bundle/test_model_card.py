@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.files import model_card
+from glancefocus.bundle.sharing import model_card
 
 MakeBundle = Callable[..., Bundle]
 

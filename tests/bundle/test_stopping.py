@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Latency, device_name
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.exits.rule import CandidateRule
+from glancefocus.exits.curve import Latency
+from glancefocus.loop import CandidateRule
+from glancefocus.machine import device_name
 
 MakeBundle = Callable[..., Bundle]
 
@@ -158,7 +159,7 @@ def test_temperatures_change_confidences_but_no_answers(small_bundle: MakeBundle
 
 
 def test_with_several_sizes_a_budget_takes_the_dearest_point_within_it(small_bundle: MakeBundle) -> None:
-    bundle = small_bundle(patch_px=(32, 48))
+    bundle = small_bundle(focus=("32", "48"))
     glance, small, large = bundle.costs.macs_of_tree()[:3]
     rows = {"small": [[1.0, -1.0], [-1.0, -1.0], [0.0, 0.0]], "large": [[-1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]]}
     bundle.curve = [
@@ -192,4 +193,4 @@ def test_thresholds_for_several_sizes_come_in_rows(
     thresholds: list[Any], sentence: str, small_bundle: MakeBundle
 ) -> None:
     with pytest.raises(BadSetting, match=sentence):
-        small_bundle(patch_px=(32, 48)).exit_rule(thresholds=thresholds)
+        small_bundle(focus=("32", "48")).exit_rule(thresholds=thresholds)

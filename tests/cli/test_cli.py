@@ -16,8 +16,9 @@ from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import VERBS, app, main
+from glancefocus.cli.train import TrainOptions, settings_from
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
-from glancefocus.export.standalone.predict import FIELDS
+from glancefocus.export.predict import FIELDS
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
 
@@ -145,7 +146,7 @@ def test_models_lists_every_preset_with_its_costs(gf: Run) -> None:
             "preset",
             "backbone",
             "glance_px",
-            "patch_px",
+            "focus",
             "looks",
             "parameters",
             "encoder_macs",
@@ -428,9 +429,9 @@ def test_a_checkpoint_of_the_paper_becomes_a_bundle_that_answers(
     done = gf("import", checkpoint, "-o", bundle, *found, "--json")
     assert done.code == 0
     fact = done.json
-    assert (fact["backbone"], fact["patch_px"], fact["looks"], fact["classes"]) == (
+    assert (fact["backbone"], fact["focus"], fact["looks"], fact["classes"]) == (
         "mobilenetv3_large_100",
-        96,
+        ["96"],
         3,
         1000,
     )
@@ -468,13 +469,39 @@ def class_folders(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
+def test_source_px_is_the_height_and_the_width_of_the_image_that_is_looked_at(class_folders: Path) -> None:
+    options = TrainOptions(
+        str(class_folders),
+        backbone="test_resnet",
+        weights="none",
+        source_px=448,
+        glance_px=96,
+        focus=["96", "whole@160"],
+    )
+    network = settings_from(options).network
+    assert (network.view.height_px, network.view.width_px) == (448, 448)
+    assert (network.glance_px, network.focus) == (96, ("96", "whole@160"))
+    # Sizes that are not named grow with it: 3/7 and 4/7 of the side, and the whole.
+    fitted = settings_from(
+        TrainOptions(str(class_folders), backbone="test_resnet", weights="none", source_px=448)
+    ).network
+    assert (fitted.glance_px, fitted.focus) == (192, ("0.8@256", "whole@448"))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--quick", "--thorough"), "gf: --quick and --thorough exclude each other."),
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
-        (("--backbone", "test_resnet", "--patch-px", 300), "gf: a patch of 300 px is larger than the image (224 px)."),
+        (("--backbone", "test_resnet", "--patch-px", 300), "gf: the view 300 is larger than the image (224 px)."),
+        (("--patch-px", 64, "--focus", "64"), "gf: --focus and --patch-px both name the views of the focus looks."),
+        (
+            ("--backbone", "test_resnet", "--focus", "half"),
+            "gf: focus names views such as 96 (a patch of 96 px as it is)",
+        ),
+        (("--source-px", 448, "--width-px", 448), "gf: --source-px is both --height-px and --width-px. Leave it out"),
+        (("--source-px", 4), "gf: --source-px must be a whole number from 8 to 16,384, but got 4."),
         (("--backbone", "test_resnet", "--looks", 65), "gf: --looks must be a whole number from 1 to 64, but got 65."),
         (("--backbone", "test_resnet", "--stages", "4"), "gf: there is no stage named '4'."),
         (

@@ -11,9 +11,9 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from glancefocus.bench.wall_clock import Case, Subject, Timing, bench
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.bench import BenchOptions, preset_subject
+from glancefocus.evaluation.wall_clock import Case, Subject, Timing, bench
 
 Run = Callable[..., Any]
 QUICK = ("--runtime", "eager", "--batch", 4, "--threads", 1, "--rounds", 1)
@@ -55,7 +55,7 @@ def test_all_runtimes_are_measured_with_and_without_light_weights(gf: Run, monke
         measured.append((case.runtime, case.light_weights))
         return bench(subject, replace(case, runtime="eager", light_weights=False), rounds=rounds, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
+    monkeypatch.setattr("glancefocus.evaluation.wall_clock.bench", note)
     words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--batch", 4, "--rounds", 1, "--json")
     gf(*words)
     assert measured == [("eager", False), ("onnx", False), ("openvino", False)]
@@ -83,7 +83,7 @@ def test_by_default_it_is_brief_and_all_measures_everything(gf: Run, monkeypatch
         asked.append((case.batch, rounds, seconds is not None))
         return bench(subject, Case("eager", 1, 1), rounds=1, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
+    monkeypatch.setattr("glancefocus.evaluation.wall_clock.bench", note)
     words = ("bench", "gf-mini-48", "--exits", "1,0,0,0", "--json", "--runtime", "eager")
     gf(*words)
     assert asked == [(1, 7, True), (32, 7, True)]
@@ -101,7 +101,7 @@ def test_rows_are_shown_as_they_come(
         shown.append(capsys.readouterr().out)
         return bench(subject, case, rounds=1, warm_up=0)
 
-    monkeypatch.setattr("glancefocus.bench.wall_clock.bench", note)
+    monkeypatch.setattr("glancefocus.evaluation.wall_clock.bench", note)
     words = ("--exits", "0.5,0.5,0", "--runtime", "plain", "eager", "--batch", 4, "--threads", 1)
     rest = gf("bench", run_folder / "run" / "bundle", *words)
     assert "against its plain backbone" in shown[0]

@@ -17,7 +17,7 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.choosing import within_budget
-from glancefocus.exits.geometric import geometric_within
+from glancefocus.exits.one_size import geometric_within
 from glancefocus.exits.record import LookRecord
 
 Run = Callable[..., Any]
@@ -286,12 +286,13 @@ def test_evaluate_ends_with_the_verdict(gf: Run, bundle: Path, pets: Path, tmp_p
     verdict = found["verdict"]
     assert verdict["images"] == 12
     assert verdict["data"] == f"{pets}, test"
-    assert [point["kind"] for point in verdict["points"]] == ["backbone", *["resized"] * 4, "glancefocus"]
+    assert [point["kind"] for point in verdict["points"]] == ["backbone", *["resized"] * 4, "tuned", "glancefocus"]
     assert [point["px"] for point in verdict["points"]][:5] == [[[px, px]] for px in (64, 56, 48, 40, 24)]
     report = tmp_path / "report"
     assert verdict["sentence"] in html.unescape((report / "report.html").read_text())
     with (report / "rivals.csv").open() as stream:
-        assert [line["px"] for line in csv.DictReader(stream)] == ["64x64", "56x56", "48x48", "40x40", "24x24", ""]
+        sizes = [line["px"] for line in csv.DictReader(stream)]
+    assert sizes == ["64x64", "56x56", "48x48", "40x40", "24x24", "32x32", ""]
     assert (report / "figures" / "rivals.png").exists()
     printed = gf("evaluate", bundle, pets, "--no-latency")
     assert "backbone at 40 px" in printed
@@ -350,11 +351,14 @@ def test_a_look_record_that_was_made_serves_instead_of_the_data(
         (("--macs", "nan"), "gf: --macs must be a number above 0 and at most 1,000,000,000,000,000,000, but got nan."),
         (("--ms", "nan"), "gf: --ms must be a number above 0 and at most 1,000,000,000, but got nan."),
         (("--macs", "inf"), "gf: --macs must be a number above 0"),
-        (("--curve", "--solver", "genetic"), "gf: the solver 'genetic' is for several patch sizes; this network has"),
+        (
+            ("--curve", "--solver", "genetic"),
+            "gf: the solver 'genetic' is for several candidate views; this network has",
+        ),
         (("--macs", 5e6, "--on", "train"), "has no training images. Leave --on out, or name data with train/."),
         (
             ("--macs", 5e6, "--solver", "genetic"),
-            "gf: the solver 'genetic' is for several patch sizes; this network has",
+            "gf: the solver 'genetic' is for several candidate views; this network has",
         ),
         (("--ms", 1e6, "--batch-size", 0), "gf: --batch-size must be a whole number from 1 to 65,536, but got 0."),
     ],
@@ -451,7 +455,7 @@ def test_a_score_that_cannot_choose_a_size_never_gets_into_a_bundle(
     printed = gf("budget", several, pets, "--curve", "--score", "value", code=2)
     assert (
         printed
-        == "gf: with several patch sizes the score also chooses the next size, which 'value' cannot. Use confidence or entropy."
+        == "gf: with several candidate views the score also chooses the next size, which 'value' cannot. Use confidence or entropy."
     )
     assert content(several) == before
     assert not (tmp_path / "several-looks").exists()

@@ -140,8 +140,7 @@ def test_evaluate_and_budget_take_clips(gf: Run, bundle_folder: Path, make_video
 
 
 def test_models_lists_the_networks_of_clips_beside_what_is_published() -> None:
-    from glancefocus.network.preset_table import count_preset
-    from glancefocus.network.presets import PRESETS
+    from glancefocus.network.presets import PRESETS, count_preset
 
     row = count_preset(PRESETS["gf-tsm-resnet50-96-8f"])
     assert (row["frames"], row["published_backbone_macs"]) == (8, 33e9)

@@ -74,7 +74,7 @@ def settings_of(data: Path, layout: str) -> TrainSettings:
                 "backbone": "test_resnet",
                 "classes": 5,
                 "glance_px": 24,
-                "patch_px": [16],
+                "focus": ["16"],
                 "looks": 2,
                 "policy": {"units": 8, "conv_channels": 2},
                 "view": {"fit": "stretch", "height_px": 32, "width_px": 32},

@@ -23,7 +23,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.cli.predict_output import Summary
 from glancefocus.data import frame_streams
-from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
+from glancefocus.export.predict import FIELDS, FRAME_FIELDS
 
 Run = Callable[..., tuple[int, str, str]]
 MakeVideo = Callable[..., Path]
@@ -198,7 +198,7 @@ def test_large_pictures_are_pooled_in_stretches_that_fit(
     for number in range(12):
         Image.new("RGB", (64, 64), (number, 0, 0)).save(tmp_path / f"{number:02}.png")
     monkeypatch.setattr(predicting, "look_at_stream", noted)
-    monkeypatch.setattr("glancefocus.free_memory.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)
+    monkeypatch.setattr("glancefocus.machine.MOST_BATCH_BYTES", 64 * 64 * 3 * 4 * 2)
     words = ("--batch-size", 4, "--merge-batches", "--thresholds", "0.35,0.35", "--jsonl")
     code, out, _ = gf("predict", bundle_folder, tmp_path, *words)
     assert code == 0

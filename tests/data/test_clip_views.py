@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.clips import ClipFileSplit, augmented_clip, multi_scale_crop, view_clip, view_clip_array
+from glancefocus.data.images import view_picture
 from glancefocus.data.splits import in_order, scene_batches
-from glancefocus.data.views import AugmentSettings, view_picture
 from glancefocus.errors import BadData, BadImage
 from glancefocus.settings import ViewSettings
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.checking import hold_out
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.lists import read_csv, read_folder
+from glancefocus.data.signs import SignsSettings
 from glancefocus.data.sources import DataSettings, classes_of, open_data, open_small
+from glancefocus.data.split_record import hold_out
 from glancefocus.data.splits import FileSplit, MemorySplit
-from glancefocus.data.views import AugmentSettings
-from glancefocus.data.worlds.signs import SignsSettings
 from glancefocus.errors import BadData, BadImage, BadSetting, UnknownName
 from glancefocus.settings import ViewSettings
 

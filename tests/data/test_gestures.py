@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.data.worlds.gestures import CLASSES, GesturesSettings, _place_discs, draw_clip, make_gestures, motion
+from glancefocus.data.gestures import CLASSES, GesturesSettings, _place_discs, draw_clip, motion
+from glancefocus.data.worlds import draw_split
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.region import shrink
 
@@ -62,17 +63,17 @@ def test_the_same_seed_draws_the_same_clip() -> None:
 
 
 def test_a_clip_does_not_depend_on_how_many_there_are() -> None:
-    few, many = (make_gestures("val", count, SMALL, 0, cache=None) for count in (7, 14))
-    assert torch.equal(few.clips, many.clips[:7])
+    few, many = (draw_split("val", count, SMALL, 0, cache=None) for count in (7, 14))
+    assert torch.equal(few.images, many.images[:7])
     assert torch.equal(few.labels, many.labels[:7])
     assert sorted(few.labels.tolist()) == list(range(7))
 
 
 def test_the_box_holds_the_amber_disc() -> None:
-    split = make_gestures("train", 14, SMALL, 1, cache=None)
+    split = draw_split("train", 14, SMALL, 1, cache=None)
     assert torch.equal(split.boxes.isnan().all(dim=1), split.labels == CLASSES.index("none"))
     there = split.labels != CLASSES.index("none")
-    for clip, box in zip(split.clips[there], split.boxes[there], strict=True):
+    for clip, box in zip(split.images[there], split.boxes[there], strict=True):
         top, left, bottom, right = box.tolist()
         assert 0 <= top < bottom <= 64
         assert 0 <= left < right <= 64
@@ -84,12 +85,12 @@ def test_the_box_holds_the_amber_disc() -> None:
 def test_close_up_the_mark_stands_out_and_at_the_glance_nothing_is_left_of_it() -> None:
     """What differs between frames is the marks and the noise: large at full resolution, next to nothing at a third of it."""
     settings = GesturesSettings()
-    split = make_gestures("test", 7, settings, 0, cache=None)
+    split = draw_split("test", 7, settings, 0, cache=None)
     moving = [row for row in range(7) if CLASSES[int(split.labels[row])] not in ("still", "none")]
     assert len(moving) == 5
     for row in moving:
         top, left, bottom, right = (round(edge) for edge in split.boxes[row].tolist())
-        first, last = split.clips[row, 0].float(), split.clips[row, 4].float()
+        first, last = split.images[row, 0].float(), split.images[row, 4].float()
         close = (first - last).mean(dim=0)[top:bottom, left:right].abs().max()
         glances = shrink(torch.stack([first, last]), 40)
         scale = 40 / 128
@@ -101,10 +102,10 @@ def test_close_up_the_mark_stands_out_and_at_the_glance_nothing_is_left_of_it() 
 
 def test_clips_are_kept_and_opened_again(tmp_path: Path) -> None:
     reported: list[int] = []
-    one = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
-    two = make_gestures("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
+    one = draw_split("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
+    two = draw_split("val", 6, SMALL, 0, cache=tmp_path, progress=lambda done, total: reported.append(done))
     assert reported == [1, 2, 3, 4, 5, 6]
-    assert torch.equal(one.clips, two.clips)
+    assert torch.equal(one.images, two.images)
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
@@ -117,8 +118,8 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(BadSetting, match="distractors_max must be a whole number from 1 to 12, but got 0"):
         GesturesSettings(distractors_max=0)
     with pytest.raises(UnknownName, match="no split of gestures named 'tset'. Did you mean 'test'"):
-        make_gestures("tset", 6, SMALL, 0, cache=None)
+        draw_split("tset", 6, SMALL, 0, cache=None)
     with pytest.raises(BadSetting, match="count of gestures is 0"):
-        make_gestures("test", 0, SMALL, 0, cache=None)
+        draw_split("test", 0, SMALL, 0, cache=None)
     with pytest.raises(BadSetting, match="there is no class 7"):
         draw_clip(SMALL, 7, 0)

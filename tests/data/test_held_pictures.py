@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.images import read_picture
 from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.data.splits import FileSplit, HeldPictures, MemorySplit, held_bytes, held_side_px, hold
-from glancefocus.data.views import AugmentSettings
 from glancefocus.errors import BadImage
 from glancefocus.settings import ViewSettings
 

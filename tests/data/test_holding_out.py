@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.checking import hold_out, small_classes, without_copies
-from glancefocus.data.split_record import Content
+from glancefocus.data.sources import small_classes
+from glancefocus.data.split_record import Content, hold_out, without_copies
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from glancefocus.data.labelled import open_labelled, world_settings
+from glancefocus.data.signs import CLASSES, SignsSettings
 from glancefocus.data.sources import DataSettings
 from glancefocus.data.splits import Split
-from glancefocus.data.worlds.signs import CLASSES, SignsSettings
 from glancefocus.errors import BadData, UnknownName
 from glancefocus.settings import ViewSettings
 

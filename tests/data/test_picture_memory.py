@@ -7,14 +7,14 @@ from PIL import Image
 
 from glancefocus.data.images import bands, pixels_of, read_picture
 from glancefocus.errors import BadImage
-from glancefocus.free_memory import check_memory
+from glancefocus.machine import check_memory
 
 MB = 1_000_000
 
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glancefocus.free_memory.available_bytes", lambda: 1500 * MB)
+    monkeypatch.setattr("glancefocus.machine.available_bytes", lambda: 1500 * MB)
 
 
 def test_what_would_not_fit_is_refused_with_what_to_do(little_memory: None) -> None:

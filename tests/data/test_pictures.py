@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from glancefocus.data import images as pictures
-from glancefocus.data.images import MAX_PIXELS, as_rgb, find_pictures, pixels_of, read_picture
+from glancefocus.data.folders import find_pictures
+from glancefocus.data.images import MAX_PIXELS, as_rgb, pixels_of, read_picture
 from glancefocus.errors import BadImage
 
 WHITE, BLACK, RED, GREEN = (255, 255, 255), (0, 0, 0), (255, 0, 0), (0, 255, 0)

@@ -10,16 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.worlds import signs as signs_module
-from glancefocus.data.worlds.sign_faces import Sign, choose_distractor, paste_face, speed_limit
-from glancefocus.data.worlds.signs import CLASSES, Signs, SignsSettings, _place_signs, draw_scene, make_signs
+from glancefocus.data import signs as signs_module
+from glancefocus.data.sign_faces import Sign, choose_distractor, paste_face, speed_limit
+from glancefocus.data.signs import CLASSES, SignsSettings, _place_signs, draw_scene
+from glancefocus.data.worlds import Scenes, draw_split
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.files import cache_folder
 
 SMALL = SignsSettings(height=96, width=112)
 
 
-def same(one: Signs, other: Signs) -> bool:
+def same(one: Scenes, other: Scenes) -> bool:
     return (
         torch.equal(one.images, other.images)
         and torch.equal(one.labels, other.labels)
@@ -46,42 +47,42 @@ def test_scenes_are_bytes_of_the_size_that_was_asked_for():
     scene, _ = draw_scene(SMALL, 1, 0)
     assert scene.shape == (96, 112, 3)
     assert scene.dtype == np.uint8
-    made = make_signs("val", 3, SMALL, 0, cache=None)
+    made = draw_split("val", 3, SMALL, 0, cache=None)
     assert made.images.shape == (3, 3, 96, 112)
     assert (made.images.dtype, made.labels.dtype, made.boxes.dtype) == (torch.uint8, torch.int64, torch.float32)
-    assert made.classes == ("none", "30", "50", "80", "100")
+    assert CLASSES == ("none", "30", "50", "80", "100")
     assert len(made) == 3
 
 
 def test_train_val_and_test_share_no_scene():
-    scenes = [make_signs(split, 10, SMALL, 0, cache=None).images for split in ("train", "val", "test")]
+    scenes = [draw_split(split, 10, SMALL, 0, cache=None).images for split in ("train", "val", "test")]
     distinct = {image.numpy().tobytes() for images in scenes for image in images}
     assert len(distinct) == 30
 
 
 def test_another_seed_gives_other_scenes():
-    assert not same(make_signs("train", 5, SMALL, 0, cache=None), make_signs("train", 5, SMALL, 1, cache=None))
+    assert not same(draw_split("train", 5, SMALL, 0, cache=None), draw_split("train", 5, SMALL, 1, cache=None))
 
 
 def test_making_ten_gives_the_first_ten_of_twenty():
-    ten, twenty = (make_signs("train", count, SMALL, 3, cache=None) for count in (10, 20))
-    assert same(ten, Signs(twenty.images[:10], twenty.labels[:10], twenty.boxes[:10]))
+    ten, twenty = (draw_split("train", count, SMALL, 3, cache=None) for count in (10, 20))
+    assert same(ten, Scenes(twenty.images[:10], twenty.labels[:10], twenty.boxes[:10]))
 
 
 def test_two_processes_draw_what_one_draws():
-    one, two = (make_signs("train", 7, SMALL, 3, cache=None, workers=workers) for workers in (1, 2))
+    one, two = (draw_split("train", 7, SMALL, 3, cache=None, workers=workers) for workers in (1, 2))
     assert same(one, two)
 
 
 def test_every_five_scenes_hold_every_class_once():
-    labels = make_signs("train", 20, SMALL, 0, cache=None).labels
+    labels = draw_split("train", 20, SMALL, 0, cache=None).labels
     for group in labels.split(5):
         assert sorted(group.tolist()) == [0, 1, 2, 3, 4]
     assert labels[:5].tolist() != labels[5:10].tolist() or labels[5:10].tolist() != labels[10:15].tolist()
 
 
 def test_only_the_class_none_has_no_box():
-    made = make_signs("train", 20, SMALL, 0, cache=None)
+    made = draw_split("train", 20, SMALL, 0, cache=None)
     assert torch.equal(made.boxes.isnan().all(dim=1), made.labels == 0)
     assert torch.equal(made.boxes.isnan().any(dim=1), made.labels == 0)
     assert draw_scene(SMALL, 0, 0)[1] is None
@@ -229,13 +230,13 @@ def test_settings_that_cannot_work_say_why(change: dict[str, float], sentence: s
 
 def test_a_request_that_cannot_work_says_why():
     with pytest.raises(UnknownName, match="Did you mean 'train'"):
-        make_signs("trian", 5, SMALL, 0, cache=None)
+        draw_split("trian", 5, SMALL, 0, cache=None)
     with pytest.raises(BadSetting, match=r"count of signs is 0\. Choose a whole number of at least 1"):
-        make_signs("train", 0, SMALL, 0, cache=None)
+        draw_split("train", 0, SMALL, 0, cache=None)
     with pytest.raises(BadSetting, match="seed of signs is -1"):
-        make_signs("train", 5, SMALL, -1, cache=None)
+        draw_split("train", 5, SMALL, -1, cache=None)
     with pytest.raises(BadSetting, match="workers of signs is 0"):
-        make_signs("train", 5, SMALL, 0, cache=None, workers=0)
+        draw_split("train", 5, SMALL, 0, cache=None, workers=0)
     with pytest.raises(BadSetting, match=r"there is no class 5\. Choose a label from 0 to 4"):
         draw_scene(SMALL, 5, 0)
 
@@ -248,32 +249,32 @@ def forbid_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_second_call_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    drawn = make_signs("train", 6, SMALL, 0, cache=tmp_path)
-    assert same(drawn, make_signs("train", 6, SMALL, 0, cache=None))
+    drawn = draw_split("train", 6, SMALL, 0, cache=tmp_path)
+    assert same(drawn, draw_split("train", 6, SMALL, 0, cache=None))
     forbid_drawing(monkeypatch)
-    assert same(drawn, make_signs("train", 6, SMALL, 0, cache=tmp_path))
+    assert same(drawn, draw_split("train", 6, SMALL, 0, cache=tmp_path))
     with pytest.raises(AssertionError, match="a scene was drawn"):
-        make_signs("val", 6, SMALL, 0, cache=tmp_path)
+        draw_split("val", 6, SMALL, 0, cache=tmp_path)
 
 
 def test_other_scenes_are_not_taken_from_the_cache(tmp_path: Path):
-    make_signs("train", 5, SMALL, 0, cache=tmp_path)
+    draw_split("train", 5, SMALL, 0, cache=tmp_path)
     fewer = dataclasses.replace(SMALL, distractors_max=0)
     for split, count, settings, seed in (("val", 5, SMALL, 0), ("train", 6, SMALL, 0), ("train", 5, fewer, 0)):
-        expected = make_signs(split, count, settings, seed, cache=None)
-        assert same(expected, make_signs(split, count, settings, seed, cache=tmp_path))
+        expected = draw_split(split, count, settings, seed, cache=None)
+        assert same(expected, draw_split(split, count, settings, seed, cache=tmp_path))
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 4
 
 
 def test_writing_to_the_images_does_not_change_the_cache(tmp_path: Path):
-    make_signs("train", 5, SMALL, 0, cache=tmp_path).images.zero_()
-    assert same(make_signs("train", 5, SMALL, 0, cache=tmp_path), make_signs("train", 5, SMALL, 0, cache=None))
+    draw_split("train", 5, SMALL, 0, cache=tmp_path).images.zero_()
+    assert same(draw_split("train", 5, SMALL, 0, cache=tmp_path), draw_split("train", 5, SMALL, 0, cache=None))
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "boxes.npy", "about.json"])
 @pytest.mark.parametrize("damage", ["cut", "emptied", "deleted", "changed"])
 def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str):
-    make_signs("train", 5, SMALL, 0, cache=tmp_path)
+    draw_split("train", 5, SMALL, 0, cache=tmp_path)
     (path,) = tmp_path.glob(f"*/{name}")
     content = bytearray(path.read_bytes())
     if damage == "cut":
@@ -285,16 +286,16 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, name: str, damage: str):
     else:
         content[-9:] = bytes(255 - byte for byte in content[-9:])
         path.write_bytes(content)
-    assert same(make_signs("train", 5, SMALL, 0, cache=tmp_path), make_signs("train", 5, SMALL, 0, cache=None))
+    assert same(draw_split("train", 5, SMALL, 0, cache=tmp_path), draw_split("train", 5, SMALL, 0, cache=None))
     assert len(json.loads((path.parent / "about.json").read_text())["checksums"]) == 3
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
-    make_signs("train", 5, SMALL, 0, cache=tmp_path)
+    draw_split("train", 5, SMALL, 0, cache=tmp_path)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     left = folder.rename(folder.with_name(f".{folder.name}.0123456789abcdef.aside"))
     (left / "images.npy").write_bytes(b"half")
-    assert same(make_signs("train", 5, SMALL, 0, cache=tmp_path), make_signs("train", 5, SMALL, 0, cache=None))
+    assert same(draw_split("train", 5, SMALL, 0, cache=tmp_path), draw_split("train", 5, SMALL, 0, cache=None))
     assert not left.exists()
 
 
@@ -305,26 +306,26 @@ def test_a_stop_half_way_leaves_no_scenes_behind(tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_signs("train", 5, SMALL, 0, cache=tmp_path, progress=stop)
+        draw_split("train", 5, SMALL, 0, cache=tmp_path, progress=stop)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_progress_counts_every_scene():
     seen = []
-    make_signs("train", 3, SMALL, 0, cache=None, progress=lambda done, total: seen.append((done, total)))
+    draw_split("train", 3, SMALL, 0, cache=None, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(BadSetting, match=r"cannot be kept in .*file .*set GLANCEFOCUS_CACHE to a folder"):
-        make_signs("train", 5, SMALL, 0, cache=tmp_path / "file")
+        draw_split("train", 5, SMALL, 0, cache=tmp_path / "file")
 
 
 def test_the_default_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "kept"))
     assert cache_folder() == tmp_path / "kept"
-    make_signs("train", 5, SMALL, 0)
+    draw_split("train", 5, SMALL, 0)
     assert list((tmp_path / "kept").glob("signs-train-*/images.npy"))
     monkeypatch.delenv("GLANCEFOCUS_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from glancefocus.data.augmentation import AugmentSettings, mix
 from glancefocus.data.splits import FileSplit, MemorySplit, followed, in_order, shuffled
-from glancefocus.data.views import AugmentSettings, mix
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.settings import ViewSettings
 
@@ -176,7 +176,7 @@ from pathlib import Path
 import torch
 
 from glancefocus.data.splits import FileSplit
-from glancefocus.data.views import AugmentSettings
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.settings import ViewSettings
 
 if __name__ == "__main__":

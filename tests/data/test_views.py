@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.views import Placement, normalise, view_array, view_picture, view_tensor
+from glancefocus.data.images import view_array, view_picture, view_tensor
 from glancefocus.errors import BadImage, ImageTooSmall
+from glancefocus.machine import ensure_torchvision
+from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
-from glancefocus.torchvision_whole import ensure_torchvision
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}  # normalising changes nothing
 
@@ -108,13 +109,13 @@ def test_a_box_of_the_image_is_found_again_in_the_picture() -> None:
     source = picture(400, 200)
     _, placement = view_picture(source, ViewSettings("crop", 80, 80, 0.8))
     # 400x200 becomes 200x100, of which the middle 80x80 starts at row 10, column 60: twice that in the picture.
-    assert placement.box_in_picture(0, 0, 80) == (120, 20, 280, 180)
-    assert placement.box_in_picture(5, 10, 20) == (140, 30, 180, 70)
+    assert placement.box_in_picture(0, 0, 80, 80) == (120, 20, 280, 180)
+    assert placement.box_in_picture(5, 10, 20, 20) == (140, 30, 180, 70)
 
 
 def test_a_box_of_a_stretched_image_is_stretched_back() -> None:
     placement = view_picture(picture(400, 100), ViewSettings("stretch", 50, 50))[1]
-    assert placement.box_in_picture(10, 10, 20) == (80, 20, 240, 60)
+    assert placement.box_in_picture(10, 10, 20, 20) == (80, 20, 240, 60)
 
 
 @pytest.mark.parametrize("size", [(0, 50), (50, 0)])
@@ -152,10 +153,10 @@ def test_a_picture_seen_whole_is_upscaled_until_a_patch_fits(size: tuple[int, in
     assert placement.note == ("" if size == expected else f"upscaled from {size[0]}x{size[1]} px")
     torch.testing.assert_close(image, same, rtol=0, atol=0.02)
     # Boxes are in the picture's own pixels: all of the image is all of the picture.
-    left, top, right, bottom = placement.box_in_picture(0, 0, min(width, height))
+    left, top, right, bottom = placement.box_in_picture(0, 0, min(width, height), min(width, height))
     assert (left, top) == (0, 0)
     assert min(right, bottom) <= min(size)
-    assert placement.box_in_picture(height - 96, width - 96, 96)[2:] == size
+    assert placement.box_in_picture(height - 96, width - 96, 96, 96)[2:] == size
 
 
 def test_a_picture_that_is_cropped_is_upscaled_with_a_note_where_it_is_smaller_than_a_patch() -> None:
@@ -167,7 +168,7 @@ def test_a_picture_that_is_cropped_is_upscaled_with_a_note_where_it_is_smaller_t
 
 
 def test_a_large_picture_seen_whole_stays_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glancefocus.data.views.LARGE_PIXELS", 6000)
+    monkeypatch.setattr("glancefocus.data.images.LARGE_PIXELS", 6000)
     view = ViewSettings("whole", **PLAIN)  # type: ignore[arg-type]
     small, large = picture(60, 100), picture(61, 100)
     assert view_array(np.asarray(small), view)[0].dtype == torch.float32
@@ -180,7 +181,7 @@ def test_a_large_picture_seen_whole_stays_bytes(monkeypatch: pytest.MonkeyPatch)
 def test_a_picture_that_would_take_too_much_memory_is_refused_before_it_is_resized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("glancefocus.free_memory.available_bytes", lambda: 200_000_000)
+    monkeypatch.setattr("glancefocus.machine.available_bytes", lambda: 200_000_000)
     # 96 x 1,000,000 px of 12 bytes.
     with pytest.raises(BadImage, match=r"1000000x96 px needs about 1.2 GB of memory, but 200 MB are available. Make"):
         view_picture(Image.new("RGB", (1_000_000, 1)), ViewSettings("whole"), least_px=96)
@@ -211,10 +212,10 @@ def test_a_ribbon_is_viewed_without_resizing_all_of_it() -> None:
     assert image.shape == (3, 224, 224)
     assert image[0, 112, 112] == 1.0
     # 224 of 256 px are 7 of the 8 rows, and 7 columns around the middle.
-    assert placement.box_in_picture(0, 0, 224) == (199_996, 0, 200_004, 8)
+    assert placement.box_in_picture(0, 0, 224, 224) == (199_996, 0, 200_004, 8)
     upright, placement = view_tensor(torch.zeros(3, 400_000, 8), view)
     assert upright.shape == (3, 224, 224)
-    assert placement.box_in_picture(0, 0, 224) == (0, 199_996, 8, 200_004)
+    assert placement.box_in_picture(0, 0, 224, 224) == (0, 199_996, 8, 200_004)
 
 
 def test_a_ribbon_gives_the_same_crop_as_resizing_all_of_it() -> None:

@@ -39,7 +39,7 @@ def test_a_warning_follows_if_learnt_aims_are_not_better_than_both_others(
     checked = aims_check(after(100, 160, 180), after(100, *random), after(100, *centre))
     assert not checked.better
     assert "not measurably better" in checked.sentence
-    assert "--patch-px" in checked.sentence
+    assert "--focus" in checked.sentence
 
 
 def test_few_images_prove_nothing() -> None:

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Latency, device_name
 from glancefocus.evaluation.assess import (
     assess,
     halves,
@@ -20,12 +19,13 @@ from glancefocus.evaluation.assess import (
     own_thresholds,
     point_with_exits,
     solved,
-    with_interval,
 )
-from glancefocus.exits.curve import best_thresholds
-from glancefocus.exits.direct import direct_curve
+from glancefocus.exits.budget import with_interval
+from glancefocus.exits.curve import Latency, best_thresholds
+from glancefocus.exits.one_size import direct_curve
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
 from glancefocus.exits.table import LookTable
+from glancefocus.machine import device_name
 
 MakeBundle = Callable[..., Bundle]
 
@@ -289,14 +289,14 @@ def test_with_several_sizes_each_is_also_assessed_alone(small_bundle: MakeBundle
     findings = assess(bundle, record, points=6)
     table = look_table(bundle, record)
     assert findings.accuracy_after_look == table.fixed_size(1).accuracy_after_look
-    assert set(findings.fixed_size_curves) == {32, 48}
-    for size, px in enumerate((32, 48)):
+    assert set(findings.fixed_size_curves) == {"32", "48"}
+    for size, px in enumerate(("32", "48")):
         own = table.fixed_size(size)
         for point in findings.fixed_size_curves[px]:
             assert sum(point["exits_per_look"]) == IMAGES
             assert point["budget_macs"] <= own.dearest * (1 + 1e-9)
             assert "patches_per_look_and_size" not in point
-    assert len(findings.fixed_size_curves[32]) < len(findings.fixed_size_curves[48]) == 6
+    assert len(findings.fixed_size_curves["32"]) < len(findings.fixed_size_curves["48"]) == 6
     for point in findings.curve:
         patches = np.asarray(point["patches_per_look_and_size"])
         # images that did not leave at the glance took a patch, those that did not leave at the second look another one

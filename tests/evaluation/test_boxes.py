@@ -3,7 +3,8 @@
 import pytest
 from PIL import Image, ImageColor
 
-from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG, LookDrawn, draw_looks, enlargement
+from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG, LookDrawn, described, draw_looks, enlargement
+from glancefocus.settings import View, native, whole
 
 GREY = (128, 128, 128)
 
@@ -53,6 +54,21 @@ def test_the_glance_is_a_frame_around_the_whole_picture() -> None:
 def test_the_tag_and_the_caption_show_number_answer_and_confidence() -> None:
     assert (glance().tag, glance().caption) == ("1  0.41", "1 glance: 30  0.41")
     assert (focus((0, 0, 1, 1)).tag, focus((0, 0, 1, 1)).caption) == ("2  0.97", "2 focus: 50  0.97")
+
+
+def test_a_look_at_the_whole_image_is_a_frame_with_its_number_and_its_size_in_the_caption() -> None:
+    look = LookDrawn((0, 0, 400, 330), number=3, confidence=0.9, label="50", right=True, view=described(whole(160)))
+    assert look.caption == "3 focus (whole image, 160 px): 50  0.90"
+    drawn = draw_looks(grey(400, 330), [glance(right=False), look])
+    # The later frame is drawn over that of the glance, and is as thick as other boxes; both have their tags.
+    edges = [drawn.getpixel(at) for at in [(0, 200), (200, 0), (399, 200), (200, 329), (2, 200)]]
+    assert edges == [ImageColor.getrgb(RIGHT)] * 5
+    assert count(drawn.crop((0, 0, 400, 330)), WRONG) > 200
+
+
+def test_only_views_that_are_resized_are_named_in_the_caption() -> None:
+    views = [native(96), View(112, 0.5), View(96, 200), View(112, 1.0), whole(160)]
+    assert list(map(described, views)) == ["", "0.5@112", "200px@96", "1@112", "whole image, 160 px"]
 
 
 def test_the_given_picture_stays_as_it_is() -> None:

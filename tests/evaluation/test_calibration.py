@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit
-from glancefocus.evaluation import calibration
-from glancefocus.evaluation.calibration import best_temperature, fit_temperatures, reliability
+from glancefocus.evaluation import choosing
+from glancefocus.evaluation.assess import reliability
+from glancefocus.evaluation.choosing import best_temperature, fit_temperatures
 from glancefocus.network.model import GlanceFocus
 
 
@@ -81,7 +82,7 @@ class NotedSplit:
 def test_a_sample_is_enough_for_a_temperature(
     small_net: Callable[..., GlanceFocus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MOST_IMAGES", 5)
+    monkeypatch.setattr(choosing, "MOST_FOR_TEMPERATURES", 5)
     split = NotedSplit(12)
     assert len(fit_temperatures(small_net(), split)) == 3
     assert split.asked == [0, 3, 6, 9]  # every third of twelve is at most five, and spread over all

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.signs import CLASSES, SignsSettings
 from glancefocus.data.sources import DataSettings
-from glancefocus.data.worlds.signs import CLASSES, SignsSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.evaluation.choosing import choose_images, choosing_and_measuring
 from glancefocus.evaluation.records import Records, looks_folder

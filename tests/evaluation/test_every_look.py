@@ -10,16 +10,18 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.every_look import (
     Evaluation,
+    aimed_candidate,
     backbone_accuracy,
+    check_aims,
     compare,
     evaluate_every_look,
     holds,
     mac_ratio,
 )
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import CentreCornerPolicy
+from glancefocus.network.policy import CentreCornerPolicy, OneCandidate
 from glancefocus.outcome import Outcome
-from glancefocus.settings import ViewSettings, native
+from glancefocus.settings import View, ViewSettings, native, whole
 
 Net = Callable[..., GlanceFocus]
 NAN = float("nan")
@@ -38,7 +40,36 @@ def test_a_patch_holds_a_box_only_when_the_whole_of_it_is_inside() -> None:
     boxes = torch.tensor(
         [[10, 20, 20, 30], [12, 22, 15, 25], [9, 20, 19, 30], [10, 20, 21, 30], [10, 19, 20, 29], [10, 21, 20, 31]]
     ).float()
-    assert holds(where, boxes, (30, 50), 10).tolist() == [True, True, False, False, False, False]
+    assert holds(where, boxes, (30, 50), native(10)).tolist() == [True, True, False, False, False, False]
+
+
+def test_a_look_at_the_whole_image_holds_every_box() -> None:
+    boxes = torch.tensor([[0, 0, 30, 50], [12, 22, 15, 25]]).float()
+    where = torch.zeros(2, 2)
+    assert holds(where, boxes, (30, 50), whole(16)).tolist() == [True, True]
+    assert holds(where, boxes, (30, 50), View(16, 0.5)).tolist() == [False, False]  # 15 px from the upper left corner
+
+
+def test_hit_rates_of_a_network_with_views_of_the_whole_image(small_net: Net) -> None:
+    net = small_net(focus=["32", "whole@48"])
+    split = noise(4, boxes=torch.tensor([[0.0, 0.0, 64.0, 64.0]] * 4))  # objects as large as the image
+    learnt = evaluate_every_look(net, split)  # with the largest view, which is the whole image
+    assert learnt.hit_rate_per_focus(split.boxes) == [1.0, 1.0]
+    patches = evaluate_every_look(net, split, OneCandidate(net.policy, 0))
+    assert patches.hit_rate_per_focus(split.boxes) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("focus", "candidate"), [(["32", "whole@48"], 0), (["32", "48"], 1), (["whole@40", "48"], 1), (["whole@48"], 0)]
+)
+def test_aims_are_compared_with_a_view_that_has_a_place(small_net: Net, focus: list[str], candidate: int) -> None:
+    assert aimed_candidate(small_net(focus=focus).settings) == candidate
+
+
+def test_without_a_view_that_has_a_place_no_aims_are_compared(small_net: Net) -> None:
+    checked = check_aims(small_net(focus=["whole@40", "whole@48"]), noise(4))
+    assert not checked.better
+    assert checked.sentence == "Every focus look shows the whole image: there are no aims to compare."
 
 
 def test_the_hit_rate_counts_only_images_with_an_object() -> None:

@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.splits import FileSplit, MemorySplit
-from glancefocus.data.views import AugmentSettings
 from glancefocus.errors import BadData
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.evaluation.records import data_fingerprint, record_looks
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.rule import Entropy, Value
+from glancefocus.loop import Entropy, Value
 from glancefocus.settings import ViewSettings
 
 MakeBundle = Callable[..., Bundle]

@@ -119,7 +119,7 @@ def test_a_report_with_a_comparison_has_its_sections_and_needs_no_other_file(
     assert {"random aims", "centre, then corners"} <= {row[0] for row in page.rows}
     hits = comparison.hit_rate_per_focus
     assert hits is not None
-    assert ["patches with the whole object", "", *(f"{100 * share:.1f} %" for share in hits)] in page.rows
+    assert ["focus looks with the whole object", "", *(f"{100 * share:.1f} %" for share in hits)] in page.rows
     assert "The plain backbone on the whole image: 25.0 %" in page.text
     assert "Aims are <no> better." in page.text
     assert "12 images of noise, test" in page.text

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import random_rows
+from glancefocus.evaluation.cascades import Member, cascade_table
 from glancefocus.evaluation.rivals import (
     answer_resized,
-    cascade_table,
     patch_side,
     rival_name,
     rival_sizes,
@@ -23,10 +21,12 @@ from glancefocus.evaluation.rivals import (
     sizes_with_costs,
     tuned_files,
 )
+from glancefocus.look import as_batch
 from glancefocus.network.macs import count_backbone, count_costs
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import Encoding
+from glancefocus.outcome import Costs
 from glancefocus.region import resized
-from glancefocus.scene import as_batch
 
 MakeNet = Callable[..., GlanceFocus]
 MakeBundle = Callable[..., Bundle]
@@ -79,10 +79,11 @@ def costs_of(first: int, last: int) -> Costs:
     return Costs(first, first, {96: last - first}, 0, (0, 0), 400)
 
 
-def test_the_two_sizes_nearest_in_cost_to_glancefocus_are_tuned() -> None:
+def test_all_sizes_that_cost_about_as_much_as_the_glance_or_more_are_tuned() -> None:
     sizes = {(224, 224): 400, (192, 192): 290, (160, 160): 200, (128, 128): 130, (96, 96): 70}
-    assert sizes_to_tune(sizes, costs_of(70, 210)) == [(160, 160), (128, 128)]  # half-way is 140
-    assert sizes_to_tune(sizes, costs_of(300, 600)) == [(192, 192), (160, 160)]  # never the whole image
+    assert sizes_to_tune(sizes, costs_of(75, 210)) == [(192, 192), (160, 160), (128, 128), (96, 96)]  # 70 is about 75
+    assert sizes_to_tune(sizes, costs_of(100, 210)) == [(192, 192), (160, 160), (128, 128)]
+    assert sizes_to_tune(sizes, costs_of(500, 600)) == []  # never the whole image
 
 
 @pytest.mark.parametrize(("size", "name"), [((160, 160), "rival-160"), ((480, 640), "rival-480x640")])
@@ -103,12 +104,10 @@ def test_answers_are_those_of_the_backbones_own_head_on_resized_images(
     shape = (20, 3, 48, 64) if frames == 1 else (20, frames, 3, 48, 64)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     split = MemorySplit(images, torch.arange(20) % 3, net.settings.view)
-    weights = tmp_path / "backbone.safetensors"
-    safetensors.torch.save_file(net.focus_encoder.backbone.state_dict(), weights)
     rows = random_rows(20, 12)
     assert len(set(rows.tolist())) == 12
-    asked = (net.settings, net.focus_encoder, weights, split, rows, [(48, 64), (32, 40)], tmp_path / "looks")
-    found = answer_resized(*asked, name="val")
+    asked = (split, rows, [(48, 64), (32, 40)], tmp_path / "looks")
+    found = answer_resized(net.settings, net.focus_encoder, *asked, name="val")
     assert found.sizes == [(32, 40), (48, 64)]
     assert found.labels.tolist() == (rows % 3).tolist()
     with torch.inference_mode():
@@ -118,18 +117,23 @@ def test_answers_are_those_of_the_backbones_own_head_on_resized_images(
     torch.testing.assert_close(torch.from_numpy(found.confidence[:, 0]), expected.max(dim=1).values, atol=1e-6, rtol=0)
     assert found.correct[:, 0].tolist() == (expected.argmax(dim=1).numpy() == rows % 3).tolist()
 
-    class Broken(torch.nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            raise AssertionError("the answers were to be found in the folder")
+    def compute(images: torch.Tensor) -> Encoding:
+        raise AssertionError("the answers were to be found in the folder")
 
-    again = answer_resized(asked[0], Broken(), *asked[2:], name="val")  # type: ignore[arg-type]
+    net.focus_encoder.forward = compute  # type: ignore[method-assign]
+    again = answer_resized(net.settings, net.focus_encoder, *asked, name="val")
     assert again.correct.tolist() == found.correct.tolist()
+    net.focus_encoder.load_state_dict({n: t + 1 for n, t in net.focus_encoder.state_dict().items()})
+    with pytest.raises(AssertionError, match="in the folder"):  # other weights give other answers
+        answer_resized(net.settings, net.focus_encoder, *asked, name="val")
 
 
 def test_a_cascade_pays_for_every_size_that_it_has_run() -> None:
-    small = (np.array([True, False, True]), np.array([0.9, 0.2, 0.3], dtype=np.float32))
-    large = (np.array([True, True, False]), np.array([0.9, 0.9, 0.9], dtype=np.float32))
-    table = cascade_table([small, large], [10.0, 100.0], [1.0, 4.0])
+    right, sure = np.array([True, False, True]), np.array([0.9, 0.2, 0.3], dtype=np.float32)
+    small = Member("resized", (96, 96), right, sure, macs=10.0, ms=1.0)
+    right, sure = np.array([True, True, False]), np.array([0.9, 0.9, 0.9], dtype=np.float32)
+    large = Member("resized", (224, 224), right, sure, macs=100.0, ms=4.0)
+    table = cascade_table([small, large])
     point = table.point(np.array([0.5, 0.0], dtype=np.float32))
     assert point["exits_per_look"] == [1, 2]
     assert point["mean_macs"] == pytest.approx((10 + 110 + 110) / 3)

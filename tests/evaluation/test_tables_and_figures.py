@@ -80,7 +80,7 @@ def one_size() -> Findings:
         chosen_on="signs, validation",
         images=10,
         score="confidence",
-        patch_px=[48],
+        views=["48"],
         accuracy_after_look=[0.5, 0.6, 0.8],
         macs_after_look=[9_500_000, 19_000_000, 28_500_000],
         backbone_macs=57_000_000,
@@ -109,12 +109,12 @@ def two_sizes() -> Findings:
     large = [point(10, 0.48, [10, 0, 0], mean_ms=0.9), point(20, 0.66, [5, 3, 2], mean_ms=1.9)]
     return replace(
         plain,
-        patch_px=[32, 48],
+        views=["32", "48"],
         curve=curve,
         chosen={**curve[1], "accuracy_of_exits": [0.8, None, 0.5]},
         ms_after_look=[1.0, 1.9, 2.8],
         device="one <core> & more",
-        fixed_size_curves={32: small, 48: [*large, point(30, 0.79, [0, 0, 10], mean_ms=2.8)]},
+        fixed_size_curves={"32": small, "48": [*large, point(30, 0.79, [0, 0, 10], mean_ms=2.8)]},
     )
 
 
@@ -220,7 +220,6 @@ def test_every_figure_is_a_whole_svg_and_a_whole_png(folder: Path) -> None:
 
 def test_the_json_is_the_findings(folder: Path) -> None:
     plain = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
-    plain["fixed_size_curves"] = {int(px): curve for px, curve in plain["fixed_size_curves"].items()}
     assert Findings(**plain) == two_sizes()
 
 
@@ -255,8 +254,8 @@ def test_the_rows_of_the_tables_are_the_points_of_the_findings(folder: Path) -> 
         (score, each["accuracy"]) for score, points in findings.scores.items() for each in points
     ]
     sizes = lines_of(folder / "fixed_sizes.csv")
-    assert [(int(line["patch_px"]), float(line["accuracy"])) for line in sizes] == [
-        (32, 0.52), (32, 0.65), (48, 0.48), (48, 0.66), (48, 0.79),
+    assert [(line["view"], float(line["accuracy"])) for line in sizes] == [
+        ("32", 0.52), ("32", 0.65), ("48", 0.48), ("48", 0.66), ("48", 0.79),
     ]  # fmt: skip
     bins = lines_of(folder / "reliability.csv")
     assert len(bins) == 6
@@ -266,7 +265,7 @@ def test_the_rows_of_the_tables_are_the_points_of_the_findings(folder: Path) -> 
 
 
 def test_a_threshold_of_one_size_is_one_column() -> None:
-    line = flat(point(10, 0.5, [10, 0, 0], thresholds=(0.8, 0.7, 0.0)), [48])
+    line = flat(point(10, 0.5, [10, 0, 0], thresholds=(0.8, 0.7, 0.0)), ["48"])
     assert "thresholds" not in line
     assert {name: value for name, value in line.items() if name.startswith("threshold")} == {
         "threshold_look_1": 0.8,
@@ -294,6 +293,25 @@ def test_one_size_and_no_time_leave_their_figures_out_and_take_old_ones_away(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "curve.csv", "figures", "findings.json", "reliability.csv", "report.html", "scores.csv",
     ]  # fmt: skip
+
+
+def test_views_that_are_not_patches_at_full_resolution_are_named(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    sizes = two_sizes()
+    small, large = sizes.fixed_size_curves.values()
+    findings = replace(sizes, views=["32", "whole@48"], fixed_size_curves={"32": small, "whole@48": large})
+    write_report(tmp_path, findings, small_bundle(focus=["32", "whole@48"]), title="ten")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "a glance at 32 px, views 32, whole@48, up to 3 looks." in page.text
+    assert "Fixed views, and views chosen per look" in page.text
+    rows = [row for row in page.rows if row]
+    assert [row[0] for row in rows if row[0].endswith(("(fixed)", " chosen"))] == [
+        "32 px (fixed)", "whole@48 (fixed)", "views chosen",
+    ]  # fmt: skip
+    assert ["threshold for whole@48", "0.800", "0.700", ""] in rows
+    assert "patch sizes" not in page.text
+    lines = draw_findings(findings)["accuracy_over_macs"].axes[0].get_legend_handles_labels()[1]
+    assert {"early exit, views chosen", "whole@48 only", "32 px only"} <= set(lines)
+    assert "patches_look_2_whole@48" in lines_of(tmp_path / "curve.csv")[0]
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(small_bundle: MakeBundle, tmp_path: Path) -> None:
@@ -382,7 +400,7 @@ def test_numbers_are_written_with_as_many_digits_as_they_are_worth() -> None:
 def test_patches_of_a_size_are_counted_over_all_focus_looks_as_shares_of_all() -> None:
     curve = two_sizes().curve
     assert [patches_per_size(each) for each in curve] == [[0, 0], [4, 3], [0, 20]]
-    (axes,) = patch_sizes_figure(curve, [32, 48]).axes
+    (axes,) = patch_sizes_figure(curve, ["32", "48"]).axes
     lower, upper = axes.collections
     # No image has a focus look at the first point, so it has no share; 4 of 7 patches at the second are small, none at the third.
     assert {round(float(y), 4) for y in lower.get_paths()[0].vertices[:, 1]} == {0.0, 57.1429}
@@ -446,7 +464,7 @@ def test_every_figure_names_its_axes_and_is_the_same_every_time() -> None:
         "accuracy_per_look": ("", "accuracy (%)"),
         "exits": ("", "images that stop here (%)"),
         "expected_looks": ("expected number of looks E(t)", "accuracy (%)"),
-        "patch_sizes": ("multiply-adds per image (millions)", "share of the focus patches (%)"),
+        "patch_sizes": ("multiply-adds per image (millions)", "share of the focus looks (%)"),
         "exit_scores": ("multiply-adds per image (millions)", "accuracy (%)"),
         "reliability": ("", "accuracy (%)"),  # the counts below it name the shared axis
     }

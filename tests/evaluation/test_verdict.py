@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from glancefocus.evaluation.verdict import (
     MethodResult,
     Verdict,
+    at_equal_cost,
     best_mix,
     conclusion_of,
     decide,
@@ -97,10 +98,43 @@ def test_a_difference_that_could_be_chance_is_undecided() -> None:
     assert again.outcome == "worth it"
 
 
-def test_a_gain_of_less_than_a_point_for_certain_is_not_worth_it() -> None:
-    given = verdict(answers(right_on(900), 1e8, "glancefocus"), answers(right_on(900), 1e8))
-    assert given.outcome == "not worth it"
+def test_a_difference_within_one_point_for_certain_is_a_tie() -> None:
+    ours, rival = answers(right_on(900), 1e8, "glancefocus"), answers(right_on(900), 1e8)
+    given = verdict(ours, rival)
+    assert given.outcome == "tie"
     assert given.difference == 0
+    assert given.instead is None
+    assert given.images_needed is None
+    # Without a difference the interval is 1.96 / 1002 on either side.
+    assert given.sentence == (
+        "A tie here: glancefocus has 90.0 % (88 to 92) with 100M multiply-adds, the same accuracy as resized images at that cost "
+        "(90.0 %; nearest: the backbone at 160 px): a difference of +0.0 points (-0.2 to +0.2). Resizing is simpler."
+    )
+    slower = verdict(replace(ours, ms=12.0), replace(rival, ms=8.0)).sentence
+    assert slower.endswith(
+        "On this device glancefocus takes 12.0 ms per image, the backbone at 160 px 8.0 ms: "
+        "resizing is cheaper to run, and simpler."
+    )
+    faster = verdict(replace(ours, ms=4.0), replace(rival, ms=8.0)).sentence
+    assert faster.endswith("8.0 ms: glancefocus is cheaper to run, resizing is simpler.")
+    alike = verdict(replace(ours, ms=8.1), replace(rival, ms=8.0)).sentence
+    assert alike.endswith("Both take about 8.1 ms per image on this device; resizing is simpler.")
+
+
+def test_two_standard_errors_are_those_of_the_paired_difference() -> None:
+    ours, rival = right_on(60, 100), right_on(40, 100)  # 20 of 100 images differ, all in one direction
+    found = at_equal_cost(answers(ours, 1e8, "glancefocus"), [answers(rival, 1e8)], FLAT[:100], np.arange(100) % 5)
+    assert found.difference == pytest.approx(0.2, abs=1e-12)
+    assert found.two_standard_errors == pytest.approx(2 * (0.2 * 0.8 / 100) ** 0.5, abs=1e-12)
+    assert found.mix_cost == 1e8
+
+
+def test_rivals_may_be_allowed_another_cost_than_that_of_glancefocus() -> None:
+    rivals = [answers(right_on(500), 100.0), answers(right_on(900), 300.0)]
+    labels, fold = FLAT, np.arange(1000) % 5
+    found = at_equal_cost(answers(right_on(600), 100.0, "glancefocus"), rivals, labels, fold, 200.0)
+    assert found.difference == pytest.approx(0.6 - 0.7, abs=1e-12)
+    assert found.mix_cost == pytest.approx(200.0)
 
 
 def test_ten_images_without_a_difference_prove_nothing() -> None:
@@ -176,6 +210,10 @@ def test_the_interval_holds_the_true_difference_in_about_95_of_100_samples() -> 
         (0.0, 0.2, "undecided"),
         (-0.1, 0.0099, "not worth it"),
         (-0.1, 0.01, "undecided"),
+        (-0.0099, 0.0099, "tie"),
+        (0.001, 0.009, "tie"),
+        (-0.01, 0.0099, "not worth it"),
+        (0.001, 0.01, "worth it"),
     ],
 )
 def test_the_outcome_follows_from_the_interval(low: float, high: float, outcome: str) -> None:

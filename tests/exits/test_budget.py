@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from glancefocus.errors import BadBudget, BadData, BadSetting
 from glancefocus.exits.budget import SOLVERS, aim_below, solve_at, solve_curve, solve_within
-from glancefocus.exits.geometric import (
+from glancefocus.exits.one_size import (
     PAPER_RATIOS,
     RELEASED_RATIOS,
     geometric_curve,
@@ -145,7 +145,7 @@ def test_a_budget_for_everything_allows_every_look() -> None:
 
 def test_a_tree_is_not_taken_for_looks() -> None:
     table = LookTable(np.zeros((2, 4), np.float32), np.ones((2, 4), bool), np.arange(1.0, 5), sizes=3)
-    with pytest.raises(ValueError, match="the table has 3 patch sizes; take table.fixed_size"):
+    with pytest.raises(ValueError, match="the table has 3 candidate views; take table.fixed_size"):
         geometric_thresholds(table, 0.5)
 
 
@@ -241,11 +241,13 @@ def test_a_solver_that_does_not_fit_is_refused() -> None:
             BadSetting, match="a solver is one of direct, geometric, geometric-paper, genetic, but got 'x'"
         ):
             solve(curve_table(), 2e8, solver="x")
-        with pytest.raises(BadSetting, match="the solver 'genetic' is for several patch sizes; this network has one"):
+        with pytest.raises(
+            BadSetting, match="the solver 'genetic' is for several candidate views; this network has one"
+        ):
             solve(curve_table(), 2e8, solver="genetic")
         for solver in SOLVERS[:-1]:
             with pytest.raises(
-                BadSetting, match="with several patch sizes thresholds are found by the solver 'genetic'"
+                BadSetting, match="with several candidate views thresholds are found by the solver 'genetic'"
             ):
                 solve(tree, 2e8, solver=solver)
 

@@ -5,8 +5,8 @@ import pytest
 
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.exits.budget import cross_fitted, fold_of_rows
-from glancefocus.exits.direct import direct_within
 from glancefocus.exits.genetic import genetic_within
+from glancefocus.exits.one_size import direct_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 

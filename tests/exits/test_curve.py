@@ -9,12 +9,12 @@ from glancefocus.errors import BadBudget
 from glancefocus.exits.curve import (
     Point,
     best_thresholds,
-    frozen,
     leave_thresholds,
     refuse_budget,
     stay_thresholds,
     thresholds_at,
 )
+from glancefocus.loop import frozen
 
 
 def point(macs: float, *thresholds: Any, accuracy: float | None = None) -> Point:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from glancefocus.errors import BadBudget
-from glancefocus.exits.direct import direct_curve, direct_within
-from glancefocus.exits.geometric import geometric_within
+from glancefocus.exits.one_size import direct_curve, direct_within, geometric_within
 from glancefocus.exits.table import LookTable, Thresholds
 
 ONE_TWO = np.array([1.0, 2.0])

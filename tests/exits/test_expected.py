@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from glancefocus.exits.direct import expected_correct, fit_curve, logit_of, powers
-from glancefocus.exits.table import LookTable
+from glancefocus.exits.table import LookTable, expected_correct, fit_curve, logit_of, powers
 
 
 def overconfident(count: int, seed: int = 0, looks: int = 2) -> tuple[LookTable, NDArray[np.float64]]:

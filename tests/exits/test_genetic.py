@@ -1,4 +1,4 @@
-"""Thresholds for several patch sizes: never worse than one size, and better where the right size depends on the score."""
+"""Thresholds for several candidate views: never worse than one size, and better where the right size depends on the score."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ import pytest
 
 from glancefocus.errors import BadBudget
 from glancefocus.exits.budget import solve_curve
-from glancefocus.exits.direct import direct_within
 from glancefocus.exits.genetic import (
     MUTATIONS,
     GeneCode,
     children,
+    fixed_sequences,
     genetic_front,
     genetic_within,
-    one_size_only,
     rank_front,
     rank_within,
 )
+from glancefocus.exits.one_size import direct_within
 from glancefocus.exits.table import LookTable, path_nodes
 
 SMALL: dict[str, Any] = {"population": 24, "generations": 12}
@@ -182,7 +182,7 @@ def test_children_take_the_genes_of_parents_and_a_few_mutations() -> None:
 def test_genes_stand_for_thresholds_and_back() -> None:
     table = plausible_tree(7)
     code = GeneCode(table)
-    starts = one_size_only(table, [20.0, 40.0])
+    starts = fixed_sequences(table, [20.0, 40.0])
     assert np.array_equal(code.thresholds(code.genes(starts)), starts)
     ends = code.thresholds(np.array([[0.0] * 6, [1.0] * 6]))
     assert ends[0, :2].tolist() == [[-1] * 3] * 2
@@ -193,10 +193,10 @@ def test_genes_stand_for_thresholds_and_back() -> None:
         assert np.mean(table.score[:, nodes] > middle[look, 0]) == pytest.approx(0.5, abs=0.01)
 
 
-def test_one_size_only_never_takes_another() -> None:
+def test_fixed_sequences_never_get_smaller() -> None:
     table = plausible_tree(8)
-    for thresholds in one_size_only(table, [25.0]):
-        own = [set(path_nodes([size] * 2, 3)) for size in range(3)]
+    for thresholds in fixed_sequences(table, [25.0]):
+        own = [set(path_nodes(path, 3)) for path in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))]
         nodes = set(table.exits(thresholds).tolist())
         assert any(nodes <= path for path in own)
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadData, UnknownName
-from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
+from glancefocus.exits.record import LookRecord, RecordAbout, view_label, view_words, writing_record
 
 TWO_SIZES = ("32", "48")
 
@@ -281,3 +281,10 @@ def test_a_record_of_the_first_format_is_read(tmp_path: Path) -> None:
     plain |= {"format": 1, "patch_px": [int(name) for name in plain.pop("views")]}
     file.write_text(json.dumps(plain))
     assert LookRecord.load(tmp_path / "record").about.views == ("32",)
+
+
+def test_candidate_views_are_named_for_people():
+    assert [view_label(name) for name in ("96", "whole@160")] == ["96 px", "whole@160"]
+    assert view_words(["32", "48"]) == "patches of 32, 48 px"
+    assert view_words(["32", "whole@96"]) == "views 32, whole@96"
+    assert view_words(["whole@96"]) == "the view whole@96"

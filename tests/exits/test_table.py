@@ -70,7 +70,7 @@ def test_costs_that_cannot_be_are_refused(broken: float) -> None:
 @pytest.mark.parametrize("thresholds", [[0.5, math.nan], [0.5], [0.5, 0.5, 0.5]])
 def test_thresholds_that_do_not_fit_the_table_are_refused(thresholds: list[float]) -> None:
     table = LookTable(np.zeros((2, 2), np.float32), np.ones((2, 2), bool), np.array([1.0, 2.0]))
-    with pytest.raises(BadSetting, match="2 looks with 1 patch size need 2 thresholds that are numbers, but got"):
+    with pytest.raises(BadSetting, match="2 looks with 1 candidate view need 2 thresholds that are numbers, but got"):
         table.point(np.asarray(thresholds, dtype=np.float32))
 
 

@@ -36,6 +36,28 @@ def onnx_folder(exported_bundle: Bundle, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
+VIEWS = ("32", "0.5@48", "40px@48", "whole@64")
+
+
+@pytest.fixture(scope="session")
+def bundle_of_views(small_bundle: Callable[..., Bundle]) -> Bundle:
+    """A bundle with candidate views of every kind, which uses all of them."""
+    policy = {"units": 16, "conv_channels": 4, "place": True}
+    bundle = small_bundle(focus=VIEWS, classifier="summed", policy=policy)
+    pictures = [frames[0] for frames in next(made_up(bundle.settings).batches())]
+    after = np.sort(bundle.predict(pictures, looks=3).confidence_after.numpy(), axis=0)
+    limits = tuple((float(after[row, 0]) + float(after[row + 1, 0])) / 2 for row in (5, 11, 17, 23))
+    bundle.thresholds = (limits, limits[::-1], (0.0,) * 4)
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def onnx_folder_of_views(bundle_of_views: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported-views") / "onnx"
+    export_bundle(bundle_of_views, folder, "onnx")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def pictures(exported_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of pictures, each in a folder named as the bundle answers it."""

@@ -12,7 +12,8 @@ import pytest
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
-from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS
+from glancefocus.export.predict import FIELDS, FRAME_FIELDS
+from glancefocus.settings import View
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "file": str,
@@ -24,6 +25,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "where": list,
     "boxes": list,
     "patch_px": list,
+    "views": list,
     "cost_macs": int,
     "top": list,
     "notes": list,
@@ -41,10 +43,12 @@ def check_form(answered: dict[str, Any]) -> None:
     for name, kind in TYPES.items():
         assert isinstance(answered[name], kind), (name, answered[name])
     focus_looks = answered["looks"] - 1
-    assert len(answered["where"]) == len(answered["boxes"]) == len(answered["patch_px"]) == focus_looks
+    assert len(answered["where"]) == len(answered["boxes"]) == focus_looks
+    assert len(answered["patch_px"]) == len(answered["views"]) == focus_looks
     assert all(isinstance(share, float) and len(place) == 2 for place in answered["where"] for share in place)
     assert all(isinstance(edge, int) and len(box) == 4 for box in answered["boxes"] for edge in box)
     assert all(isinstance(px, int) for px in answered["patch_px"])
+    assert all(View.parse(name).px == px for name, px in zip(answered["views"], answered["patch_px"], strict=True))
     assert all(list(one) == ["label", "confidence"] for one in answered["top"])
     assert all(isinstance(note, str) for note in answered["notes"])
     assert (answered["threshold"] is None) == (not answered["sure"])
@@ -106,12 +110,30 @@ def test_both_print_the_same_in_the_same_form(
     for one, other in zip(ours, theirs, strict=True):
         check_form(one)
         check_form(other)
-        for name in ("file", "label", "looks", "sure", "threshold", "boxes", "patch_px", "cost_macs", "notes"):
+        for name in ("file", "label", "looks", "sure", "threshold", "boxes", "patch_px", "views", "cost_macs", "notes"):
             assert one.get(name) == other.get(name), name
         if "error" not in one:
             assert one["confidence"] == pytest.approx(other["confidence"], abs=1e-4)
             assert [t["label"] for t in one["top"]] == [t["label"] for t in other["top"]]
     assert [answered["notes"] for answered in ours if answered.get("notes")] == [["upscaled from 20x9 px"]]
+
+
+def test_both_name_the_views_of_a_network_that_has_every_kind(
+    onnx_folder_of_views: Path,
+    bundle_of_views: Bundle,
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = sorted(pictures.rglob("*.png"))
+    ours = read(printed_by_gf(bundle_of_views, tmp_path, capsys, *files, "--jsonl"), "jsonl")
+    theirs = read(printed_by_program(onnx_folder_of_views, *files, "--jsonl"), "jsonl")
+    assert {name for answered in ours for name in answered["views"]} == set(bundle_of_views.settings.focus)
+    for one, other in zip(ours, theirs, strict=True):
+        check_form(one)
+        check_form(other)
+        for name in ("file", "label", "looks", "sure", "threshold", "boxes", "patch_px", "views", "cost_macs"):
+            assert one[name] == other[name], name
 
 
 def test_one_picture_has_the_same_form_as_several(

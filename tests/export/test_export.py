@@ -1,6 +1,7 @@
 """`gf export`: what is written, what it is compared with, and what is refused with nothing written."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,10 +13,10 @@ import pytest
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.main import main
 from glancefocus.errors import BadExport, MissingExtra
-from glancefocus.export import deliver, formats
+from glancefocus.export import contents, deliver
 from glancefocus.export.compare import calibration_samples, made_up, open_sample
+from glancefocus.export.contents import FORMATS, Format
 from glancefocus.export.deliver import Int8, export_bundle
-from glancefocus.export.formats import FORMATS, Format
 from glancefocus.network.model import GlanceFocus
 
 Described = Callable[[Path], dict[str, Any]]
@@ -51,6 +52,44 @@ def test_an_export_holds_graphs_loop_description_and_readme(onnx_folder: Path, d
     assert list(onnx_folder.parent.iterdir()) == [onnx_folder]
 
 
+def test_candidate_views_are_described_and_have_graphs(onnx_folder_of_views: Path, described: Described) -> None:
+    about = described(onnx_folder_of_views)
+    assert (about["format"], about["place"]) == (2, True)
+    assert about["candidates"] == [
+        {"name": "32", "px": 32, "extent": 32, "share": 0.5, "graph": "focus_32"},
+        {"name": "0.5@48", "px": 48, "extent": 0.5, "share": 0.5, "graph": "focus_0.5@48"},
+        {"name": "40px@48", "px": 48, "extent": 40, "share": 0.625, "graph": "focus_40px@48"},
+        {"name": "whole@64", "px": 64, "extent": None, "share": 1.0, "graph": "focus_whole@64"},
+    ]
+    graphs = {graph["name"]: graph for graph in about["graphs"]}
+    names = ["32", "0.5@48", "40px@48", "whole@64"]
+    assert graphs.keys() == {"glance", *(f"aim_{name}" for name in names), *(f"focus_{name}" for name in names)}
+    assert [given["name"] for given in graphs["aim_0.5@48"]["inputs"]] == [
+        *("map", "policy_memory", "next_size", "place"),
+    ]
+    for graph in graphs.values():
+        assert (onnx_folder_of_views / graph["file"]).is_file()
+        assert re.fullmatch("[a-z0-9_.@]+[.]onnx", graph["file"])  # safe on every system
+    assert list(about["compared"]["ways"]) == [
+        *("stopping above thresholds", *(f"every look, {name}" for name in names)),
+    ]
+    assert "views 32, 0.5@48, 40px@48, whole@64" in (onnx_folder_of_views / "README.md").read_text()
+    assert not (onnx_folder_of_views / "looks.onnx").exists()
+
+
+def test_graphs_with_dots_in_their_names_are_converted_to_openvino(
+    onnx_folder_of_views: Path, bundle_of_views: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino", reason="needs the extra openvino")
+    monkeypatch.setattr(
+        contents, "write_onnx", lambda part, file: shutil.copy(onnx_folder_of_views / f"{part.name}.onnx", file)
+    )
+    export_bundle(bundle_of_views, tmp_path / "out", "openvino")
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    for view in bundle_of_views.settings.focus:
+        assert {f"focus_{view}.xml", f"focus_{view}.bin", f"aim_{view}.xml", f"aim_{view}.bin"} <= written
+
+
 def test_every_way_of_looking_was_compared(onnx_folder: Path, described: Described) -> None:
     compared = described(onnx_folder)["compared"]
     assert compared["source"] == "made-up pictures"
@@ -73,7 +112,7 @@ def test_the_command_compares_on_the_images_that_are_named(
 ) -> None:
     pytest.importorskip("openvino", reason="needs the extra openvino")
     # OpenVINO converts ONNX graphs, and those of this bundle have been written already.
-    monkeypatch.setattr(formats, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
+    monkeypatch.setattr(contents, "write_onnx", lambda part, file: shutil.copy(onnx_folder / f"{part.name}.onnx", file))
     words = ["export", bundle_folder, "--to", "openvino", "-o", tmp_path / "out", "--images", pictures, "--json"]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--max-images", "9"])

@@ -12,10 +12,11 @@ import torch
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
-from glancefocus.exits.rule import ExitRule
 from glancefocus.export import looks_graph
 from glancefocus.export.compare import Sample, made_up, viewed
+from glancefocus.export.contents import FORMATS, write_graphs
 from glancefocus.export.looks_graph import fits_one_graph, resize_matrix, write_looks_graph
+from glancefocus.loop import ExitRule
 from glancefocus.region import resized
 from glancefocus.settings import GlanceResize
 
@@ -30,6 +31,50 @@ def test_resizing_is_a_product_on_either_side(resize: GlanceResize) -> None:
     assert np.array_equal(resize_matrix(24, 24, resize), np.eye(24))
 
 
+def looks_of_both(session: Any, bundle: Bundle, image: torch.Tensor, thresholds: list[float]) -> int:
+    """Number of looks that graph and bundle take at an image; fails unless they see and answer the same."""
+    given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
+    logits, answer, confidence, answers, confidences, where = session.run(None, given)
+    outcome = bundle.predict_images([image], ExitRule(thresholds))
+    looks = 1 + len(answers)
+    assert outcome.looks.tolist() == [looks]
+    assert outcome.answer_after[0, :looks].tolist() == [*answer, *answers.ravel()]
+    np.testing.assert_allclose([*confidence, *confidences.ravel()], outcome.confidence_after[0, :looks], atol=1e-5)
+    np.testing.assert_allclose(logits, outcome.logits, atol=1e-4)
+    np.testing.assert_allclose(where.reshape(-1, 2), outcome.where[0, : looks - 1], atol=1e-5)
+    return looks
+
+
+PLACE = {"units": 16, "conv_channels": 4, "place": True}
+WIDE = {"height_px": 64, "width_px": 80}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": PLACE},
+        {"focus": ("0.5@48",), "policy": PLACE, "view": WIDE},
+        {"focus": ("40px@32",), "classifier": "summed", "looks": 2},
+        {"focus": ("whole@48",), "classifier": "summed", "policy": PLACE, "view": WIDE},
+        {"focus": ("whole@64",), "classifier": "cascaded", "first_answer": "own_head"},
+    ],
+    ids=lambda changes: " ".join([*changes.get("focus", ["32"]), changes.get("classifier", "recurrent")]),
+)
+def test_one_view_of_any_kind_fits(
+    small_bundle: Callable[..., Bundle], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    bundle = small_bundle(**changes)
+    looks, sample = bundle.settings.looks, made_up(bundle.settings, count=8)
+    assert fits_one_graph(bundle)
+    graphs = write_graphs(bundle.net, FORMATS["onnx"], tmp_path)
+    about = write_looks_graph(bundle, graphs, tmp_path, sample)
+    assert about is not None
+    assert about["compared"]["same_looks"] == about["compared"]["same_answers"] == 8
+    session = onnxruntime.InferenceSession(tmp_path / "looks.onnx")
+    for frames in next(sample.batches()):
+        assert looks_of_both(session, bundle, viewed(frames, bundle), [1.0] * looks) == looks
+
+
 def test_it_answers_as_the_bundle_does_by_any_thresholds(
     onnx_folder: Path, exported_bundle: Bundle, described: Described
 ) -> None:
@@ -39,18 +84,7 @@ def test_it_answers_as_the_bundle_does_by_any_thresholds(
     for frames in next(made_up(exported_bundle.settings, count=12, seed=3).batches()):
         image = viewed(frames, exported_bundle)
         for thresholds in (own, exported_bundle.curve[0]["thresholds"], [1.0, 1.0, 1.0], [1.0]):
-            given = {"images": image[None].contiguous().numpy(), "thresholds": np.array(thresholds, np.float32)}
-            logits, answer, confidence, answers, confidences, where = session.run(None, given)
-            outcome = exported_bundle.predict_images([image], ExitRule(thresholds))
-            looks = 1 + len(answers)
-            taken.add(looks)
-            assert outcome.looks.tolist() == [looks]
-            assert outcome.answer_after[0, :looks].tolist() == [*answer, *answers.ravel()]
-            np.testing.assert_allclose(
-                [*confidence, *confidences.ravel()], outcome.confidence_after[0, :looks], atol=1e-5
-            )
-            np.testing.assert_allclose(logits, outcome.logits, atol=1e-4)
-            np.testing.assert_allclose(where.reshape(-1, 2), outcome.where[0, : looks - 1], atol=1e-5)
+            taken.add(looks_of_both(session, exported_bundle, image, thresholds))
     assert taken == {1, 2, 3}
     compared = manifest["one_graph"]["compared"]
     assert compared.pop("confidence_difference") < 1e-5
@@ -59,13 +93,13 @@ def test_it_answers_as_the_bundle_does_by_any_thresholds(
     assert "`looks.onnx`" in (onnx_folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_it_is_not_for_other_scores_temperatures_and_sizes(
+def test_it_is_not_for_other_scores_temperatures_and_several_views(
     exported_bundle: Bundle, small_bundle: Callable[..., Bundle]
 ) -> None:
     assert fits_one_graph(exported_bundle)
     assert not fits_one_graph(replace(exported_bundle, score="entropy"))
     assert not fits_one_graph(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
-    assert not fits_one_graph(small_bundle(patch_px=(32, 48)))
+    assert not fits_one_graph(small_bundle(focus=("32", "48")))
 
 
 def test_pictures_that_keep_another_size_than_the_views_are_not_for_it(

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.export.contents import FORMATS
 from glancefocus.export.deliver import export_bundle
-from glancefocus.export.formats import FORMATS
 
 KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {},
-    "several sizes": {"patch_px": (32, 48)},
+    "several sizes": {"focus": ("32", "48")},
+    "summed": {"focus": ("32", "0.5@48"), "classifier": "summed"},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head", "looks": 2},
 }
 
@@ -28,12 +29,12 @@ def test_a_phone_runtime_answers_as_the_network(
     if missing:
         pytest.skip(f"needs {missing[0]}, in an environment of its own: make environment-{to}")
     bundle = small_bundle(**KINDS[kind])
-    sizes = bundle.settings.patch_px
-    bundle.thresholds = ((0.36, 0.34),) * 2 + ((0.0, 0.0),) if len(sizes) > 1 else (0.35,) * bundle.settings.looks
+    views = bundle.settings.candidates
+    bundle.thresholds = ((0.36, 0.34),) * 2 + ((0.0, 0.0),) if len(views) > 1 else (0.35,) * bundle.settings.looks
     about = export_bundle(bundle, tmp_path / "out", to)
     assert about["batch"] == 1
-    if len(sizes) > 1:
-        assert {"focus_32", "focus_48"} < {graph["name"] for graph in about["graphs"]}
+    if len(views) > 1:
+        assert {candidate["graph"] for candidate in about["candidates"]} < {graph["name"] for graph in about["graphs"]}
     for found in about["compared"]["ways"].values():
         assert found["same_answers"] + found["undecided"] >= found["images"] == 32
         assert found["confidence_difference"] < 1e-5

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.export.formats import FORMATS
-from glancefocus.export.standalone import predict
+from glancefocus.export import predict
+from glancefocus.export.contents import FORMATS
 
 WITHOUT_OURS = """
 import runpy, sys

@@ -10,19 +10,34 @@ import pytest
 import torch
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli.predict_output import answers_of
 from glancefocus.errors import BadBudget, BadExport, BadSetting
 from glancefocus.export.compare import Tally, compare, made_up, refuse_differences, rounding_decides, ways_of_looking
-from glancefocus.export.formats import FORMATS
-from glancefocus.export.manifest import check_exportable, describe
-from glancefocus.export.standalone.predict import Array, Looker, scene_of, thresholds_for
+from glancefocus.export.contents import FORMATS, check_exportable, describe
+from glancefocus.export.predict import Array, Looker, scene_of, thresholds_for
 from glancefocus.network.parts import take_apart
 
+VIEWS = ("48", "0.5@48", "whole@64")
+PLACE = {"units": 16, "conv_channels": 4, "place": True}
 KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {},
     "cascaded": {"classifier": "cascaded", "first_answer": "own_head"},
     "other glance": {"glance_px": 48, "glance_resize": "bicubic"},
     "one look": {"looks": 1},
-    "several sizes": {"patch_px": (32, 48)},
+    "several sizes": {"focus": ("32", "48")},
+    "zoomed out": {"focus": ("0.5@48",), "policy": PLACE},
+    "a square of pixels": {"focus": ("40px@32",), "classifier": "summed"},
+    "the whole image": {"focus": ("whole@48",), "policy": PLACE},
+    "a cascade of resolutions": {"focus": ("whole@48", "whole@64"), "classifier": "summed"},
+    "views of every kind": {"focus": VIEWS, "policy": PLACE},
+    "views of every kind, cascaded": {"focus": VIEWS, "classifier": "cascaded", "first_answer": "own_head"},
+    "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
+    "views of every kind, large pictures": {
+        "focus": VIEWS,
+        "policy": PLACE,
+        "view": {"fit": "whole", "height_px": 80, "width_px": 100},
+    },
+    "views of clips": {"focus": ("0.5@48", "whole@64"), "frames": 2, "shift_div": 4, "policy": PLACE},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
     "large pictures": {"view": {"fit": "whole", "height_px": 80, "width_px": 100}},
 }
@@ -59,12 +74,15 @@ def splitting(bundle: Bundle) -> tuple[Any, ...]:
     """Thresholds by which some of the made-up pictures leave at every look, and that no score lies on."""
     columns = np.sort(scores_after(bundle), axis=0)
     middles = [(column[19] + column[20]) / 2 for column in columns[:, :-1].T]
-    sizes = bundle.settings.patch_px
-    if len(sizes) == 1:
+    views = len(bundle.settings.candidates)
+    if views == 1:
         return (*middles, 0.0)
     lows = [(column[9] + column[10]) / 2 for column in columns[:, :-1].T]
-    rows = [(low, high) if i % 2 else (high, low) for i, (low, high) in enumerate(zip(lows, middles, strict=True))]
-    return (*rows, (0.0, 0.0))
+    rows = []
+    for i, (low, high) in enumerate(zip(lows, middles, strict=True)):
+        limits = [low, (low + high) / 2, high] if views == 3 else [low, high]
+        rows.append(tuple(limits if i % 2 else limits[::-1]))
+    return (*rows, (0.0,) * views)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +110,9 @@ def test_the_loop_answers_as_the_bundle(small_bundle: Callable[..., Bundle], kin
             )
 
 
-@pytest.mark.parametrize(("kind", "score"), [("several sizes", "confidence"), ("recurrent", "value")])
+@pytest.mark.parametrize(
+    ("kind", "score"), [("several sizes", "confidence"), ("recurrent", "value"), ("views of every kind", "confidence")]
+)
 def test_costs_and_boxes_are_the_same_as_the_bundles(
     small_bundle: Callable[..., Bundle], kind: str, score: str
 ) -> None:
@@ -108,7 +128,9 @@ def test_costs_and_boxes_are_the_same_as_the_bundles(
     assert [line["cost_macs"] for line in lines] == outcome.cost_macs.tolist()
     assert [line["label"] for line in lines] == outcome.label
     assert [line["sure"] for line in lines] == outcome.sure.tolist()
-    assert [len(line["boxes"]) for line in lines] == (outcome.looks - 1).tolist()
+    ours = answers_of(outcome, 1)
+    for name in ("boxes", "patch_px", "views"):
+        assert [line[name] for line in lines] == [one[name] for one in ours]
 
 
 CURVE = [
@@ -136,14 +158,14 @@ def test_budgets_give_the_thresholds_that_the_bundle_gives(small_bundle: Callabl
         thresholds_for({**looker.manifest, "curve": []}, budget_macs=glance + step)
 
 
-@pytest.mark.parametrize("kind", ["several sizes"])
+@pytest.mark.parametrize("kind", ["several sizes", "views of every kind"])
 def test_a_number_of_looks_is_taken_exactly(small_bundle: Callable[..., Bundle], kind: str) -> None:
     bundle = small_bundle(**KINDS[kind])
     looker, _ = looker_of(bundle)
     pictures = [frames[0] for frames in next(made_up(bundle.settings, 4).batches())]
     rows = looker.look([scene_of([p], looker.manifest) for p in pictures], thresholds_for(looker.manifest, looks=2))
     assert [row.looks for row in rows] == [2] * 4
-    assert {px for row in rows for _, _, px in row.patches} == {max(bundle.settings.patch_px)}
+    assert {view["name"] for row in rows for view in row.views} == {bundle.settings.focus[-1]}
     assert [int(row.logits.argmax()) for row in rows] == bundle.predict(pictures, looks=2).answer.tolist()
     with pytest.raises(ValueError, match="takes 1 to 3 looks, not 4"):
         thresholds_for(looker.manifest, looks=4)

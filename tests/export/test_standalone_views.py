@@ -10,18 +10,24 @@ from PIL import Image
 
 from glancefocus.data.clips import frame_indexes
 from glancefocus.data.images import as_rgb as as_rgb_of_ours
-from glancefocus.data.views import as_pixels, view_picture
-from glancefocus.export.standalone import predict
-from glancefocus.region import shrink
-from glancefocus.settings import ViewSettings, to_plain
+from glancefocus.data.images import view_picture
+from glancefocus.export import predict
+from glancefocus.look import as_batch
+from glancefocus.region import Region, shrink
+from glancefocus.settings import View, ViewSettings, as_pixels, to_plain
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+def candidate(name: str) -> predict.Candidate:
+    view = View.parse(name)
+    return {"name": name, "px": view.px, "extent": view.extent, "share": 0.5, "graph": "focus"}
+
+
 def about(view: ViewSettings, **more: Any) -> dict[str, Any]:
-    return {"view": to_plain(view), "frames": 1, "looks": 3, "patch_px": [16], **more}
+    return {"view": to_plain(view), "frames": 1, "looks": 3, "candidates": [candidate("16")], **more}
 
 
 @pytest.mark.parametrize("resize", ["antialias", "bilinear", "bicubic"])
@@ -30,6 +36,25 @@ def test_a_glance_is_the_same_as_by_torch(resize: Any, height: int, width: int, 
     image = np.asarray(noise(height, width))
     ours = shrink(torch.from_numpy(image.copy()).permute(2, 0, 1)[None].float(), px, resize)[0].permute(1, 2, 0)
     np.testing.assert_allclose(predict.shrink(image, px, resize), ours.numpy(), atol=2e-3)  # of 255
+
+
+@pytest.mark.parametrize("name", ["16", "0.5@24", "24px@16", "12px@16", "1.0@16", "whole@24"])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (57, 91), (24, 24)])
+def test_a_look_sees_the_same_as_by_torch(name: str, height: int, width: int) -> None:
+    image, where = np.asarray(noise(height, width)), np.array([0.3, 0.8], dtype=np.float32)
+    manifest = about(ViewSettings(fit="whole"), candidates=[candidate(name)], score="confidence")
+    looker = predict.Looker(manifest, lambda graph, *inputs: [])
+    nothing = np.zeros(1, dtype=np.float32)
+    scene = predict.scene_of([noise(height, width)], manifest)
+    row = predict.Row(scene, "16", nothing, nothing, nothing, nothing, 0, where)
+    view = View.parse(name)
+    region = Region(view) if view.is_whole else Region(view, torch.from_numpy(where)[None])
+    settings = ViewSettings(fit="whole")
+    ours = as_batch(torch.from_numpy(image.copy()).permute(2, 0, 1)[None], settings).view(region)[0].numpy()
+    seen = looker._seen(row, candidate(name))
+    if name == "16":
+        assert np.array_equal(seen, ours)
+    np.testing.assert_allclose(seen, ours, atol=5e-5)  # of about 4
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -41,7 +66,7 @@ def test_a_view_has_the_same_pixels_and_boxes(fit: Any, interpolation: Any, heig
     image, placement = view_picture(picture, as_pixels(view), 16)
     seen = predict.scene_of([picture], about(view))
     assert np.array_equal(seen.frames[0], (image * 255).round().byte().permute(1, 2, 0).numpy())
-    assert seen.to_box(3, 5, 16) == list(placement.box_in_picture(3, 5, 16))
+    assert seen.to_box(3, 5, 16, 16) == list(placement.box_in_picture(3, 5, 16, 16))
     assert seen.notes == ([placement.note] if placement.note else [])
 
 
@@ -74,4 +99,4 @@ def test_an_image_smaller_than_a_patch_is_upscaled() -> None:
     seen = predict.scene_of([noise(12, 30)], about(ViewSettings(fit="whole")))
     assert seen.frames[0].shape == (16, 40, 3)
     assert seen.notes == ["upscaled from 30x12 px"]
-    assert seen.to_box(0, 24, 16) == [18, 0, 30, 12]
+    assert seen.to_box(0, 24, 16, 16) == [18, 0, 30, 12]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.network.model import CascadedClassifier, RecurrentClassifier
+from glancefocus.network.modules import CascadedClassifier, RecurrentClassifier
 
 
 def vectors(looks: int, batch: int, features: int) -> torch.Tensor:

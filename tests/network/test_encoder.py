@@ -10,9 +10,11 @@ import torch
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.encoder import ClipEncoder, Encoder, build_backbone, check_backbone, expected_colours
+from glancefocus.network.build import build_backbone, check_backbone, expected_colours
 from glancefocus.network.macs import count_costs
+from glancefocus.network.modules import Encoder
 from glancefocus.network.presets import network_settings
+from glancefocus.network.temporal_shift import ClipEncoder
 
 # timm's name -> channels and side of the map at 64 px, features of the vector.
 BACKBONES = {

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import glancefocus as gf
-from glancefocus.network.build import make_up_weights
+from glancefocus.network.weights import make_up_weights
 
 
 def test_batch_norms_have_weights_and_statistics_of_their_own() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from glancefocus.network.macs import count_costs, count_macs, count_parameters
+from glancefocus.network.build import count_parameters
+from glancefocus.network.macs import count_costs, count_macs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import network_settings
 

@@ -12,8 +12,8 @@ import torch
 
 import glancefocus as gf
 from glancefocus.errors import BadCheckpoint, UnknownName
-from glancefocus.exits.rule import ExitRule
 from glancefocus.look import Look
+from glancefocus.loop import ExitRule
 from glancefocus.network.build import build
 from glancefocus.network.checkpoints import (
     MODELS,
@@ -169,7 +169,7 @@ def test_a_field_that_cannot_be_is_refused_by_its_name(
 def test_the_names_and_shapes_of_other_models_are_all_found(model: str, official: types.ModuleType) -> None:
     facts = official.MODELS[model]
     preset = PRESETS[MODELS[facts.name]].settings
-    settings = replace(preset, glance_px=facts.patch_px, patch_px=(facts.patch_px,), looks=facts.looks)
+    settings = replace(preset, glance_px=facts.patch_px, focus=(str(facts.patch_px),), looks=facts.looks)
     with torch.device("meta"):
         net = build(settings)
         parts = {

@@ -11,7 +11,8 @@ from torch import nn
 from glancefocus.look import Look
 from glancefocus.network.macs import count_costs, count_macs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import CentreCornerPolicy, LearntPolicy, RandomCandidates, RandomPolicy, draw_candidate
+from glancefocus.network.modules import LearntPolicy
+from glancefocus.network.policy import CentreCornerPolicy, RandomCandidates, RandomPolicy, draw_candidate
 from glancefocus.network.presets import network_settings
 from glancefocus.settings import PolicySettings
 

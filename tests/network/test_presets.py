@@ -45,7 +45,8 @@ def test_the_presets_are_those_of_the_papers_appendix() -> None:
     assert ours == PAPER
     for name in PAPERS_NAMES:
         settings = PRESETS[name].settings
-        assert settings.patch_px == (settings.glance_px,)
+        assert settings.focus == (str(settings.glance_px),)
+        assert not settings.policy.place
         assert settings.view.width_px == settings.view.height_px
         assert settings.classes == 1000
         assert not settings.shared_encoder
@@ -79,10 +80,11 @@ def test_a_preset_may_be_changed_in_any_field() -> None:
     changed = network_settings(
         "gf-resnet50-96", classes=7, looks=3, patch_px=64, policy={"units": 512}, view={"fit": "whole"}
     )
-    assert (changed.classes, changed.looks, changed.patch_px, changed.glance_px) == (7, 3, (64,), 96)
+    assert (changed.classes, changed.looks, changed.focus, changed.glance_px) == (7, 3, ("64",), 96)
     assert changed.policy == PolicySettings("linear", linear_units=2048, units=512)
     assert changed.view == ViewSettings("whole")
-    assert network_settings("gf-resnet50-96", patch_px=[96, 128]).patch_px == (96, 128)
+    assert network_settings("gf-resnet50-96", patch_px=[96, 128]).focus == ("96", "128")
+    assert network_settings("gf-resnet50-96", focus="whole@160").focus == ("whole@160",)
     assert network_settings("gf-resnet50-96", policy=PolicySettings("conv")).policy == PolicySettings("conv")
 
 
@@ -127,9 +129,9 @@ def test_either_a_preset_or_a_backbone_must_be_named() -> None:
         ({"classes": 1}, "classes must be a whole number from 2 to 1,000,000, but got 1"),
         ({"looks": 0}, "from 1 to 64, but got 0"),
         ({"looks": "3"}, "looks must be a whole number from 1 to 64, but got '3'"),
-        ({"patch_px": 225}, r"a patch of 225 px is larger than the image \(224 px\)"),
-        ({"patch_px": ()}, r"patch_px must name one or several different sizes, but got \[\]"),
-        ({"patch_px": 4}, r"patch_px\[0\] must be a whole number from 8 to 16,384, but got 4"),
+        ({"patch_px": 225}, r"the view 225 is larger than the image \(224 px\)"),
+        ({"patch_px": ()}, "focus must name one or several different views, but got none"),
+        ({"patch_px": 4}, "patch_px must be a whole number from 8 to 16,384, but got 4"),
         ({"glance_resize": "nearest"}, "must be one of 'antialias', 'bicubic', 'bilinear', but got 'nearest'"),
     ],
 )

@@ -9,10 +9,12 @@ from torch import Tensor
 
 import glancefocus as gf
 from glancefocus.errors import BadSetting
-from glancefocus.network.encoder import ClipEncoder, Encoder, add_temporal_shift, build_backbone, shift_frames
+from glancefocus.network.build import build_backbone
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import Encoder
 from glancefocus.network.presets import network_settings
+from glancefocus.network.temporal_shift import ClipEncoder, add_temporal_shift, shift_frames
 
 CLIPS = {"frames": 4, "classifier": "cascaded"}
 

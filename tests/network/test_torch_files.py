@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
-from glancefocus.network.weights import MOST_PICKLE_BYTES, load_exactly, open_safely
+from glancefocus.network.build import load_exactly
+from glancefocus.network.weights import MOST_PICKLE_BYTES, open_safely
 
 BASE = torch.arange(20.0).reshape(4, 5)
 PLAIN = {

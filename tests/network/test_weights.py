@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import glancefocus as gf
 from glancefocus.errors import BadCheckpoint
-from glancefocus.network.weights import load_backbone_weights, load_exactly, open_safely, tensors_in
+from glancefocus.network.build import load_exactly
+from glancefocus.network.weights import load_backbone_weights, open_safely, tensors_in
 
 
 def backbone(classes: int = 3, seed: int = 0) -> Any:

@@ -6,11 +6,24 @@ from typing import Any
 
 import pytest
 
+VIEWS = ("48", "0.5@48", "whole@64")
+PLACE = {"units": 16, "conv_channels": 4, "place": True}
 KINDS: dict[str, dict[str, Any]] = {
     "recurrent": {},
     "cascaded": {"classifier": "cascaded", "first_answer": "own_head"},
     "other glance, two looks": {"glance_px": 48, "looks": 2},
-    "several sizes": {"patch_px": (32, 48)},
+    "several sizes": {"focus": ("32", "48")},
+    "zoomed out": {"focus": ("0.5@48",)},
+    "a cascade of resolutions": {"focus": ("whole@48", "whole@64"), "classifier": "summed"},
+    "views of every kind": {"focus": VIEWS, "policy": PLACE},
+    "views of every kind, cascaded": {
+        "focus": VIEWS,
+        "classifier": "cascaded",
+        "first_answer": "own_head",
+        "shared_encoder": True,
+    },
+    "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
+    "place, one view": {"policy": PLACE},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
 }
 

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 
 import glancefocus as gf
-from glancefocus.bench.latency import measure_latency
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.files import read_latency
 from glancefocus.cli.main import main
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.runtime import int8
+from glancefocus.evaluation.latency import measure_latency
+from glancefocus.runtime import onnx_writing
 
 Run = Callable[..., str]
 
@@ -60,7 +61,7 @@ def test_graphs_say_the_best_answer_themselves(folder: Path, runtime: str) -> No
 def all_weights_are_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that those of a small network are light, too; their graphs must not be found by others."""
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(int8, "HEAVY", 1)
+    monkeypatch.setattr(onnx_writing, "HEAVY", 1)
 
 
 @pytest.mark.usefixtures("all_weights_are_heavy")
@@ -92,7 +93,7 @@ def test_milliseconds_are_those_of_the_runtime(folder: Path) -> None:
     bundle.latencies.append(measure_latency(bundle, repeats=1))
     assert bundle.latency_here() is bundle.latencies[1]
     assert [latency.runtime for latency in bundle.latencies] == [None, "eager"]
-    assert type(own).from_plain(json.loads(json.dumps(bundle.latencies[1].to_plain()))) == bundle.latencies[1]
+    assert read_latency(json.loads(json.dumps(bundle.latencies[1].to_plain())), "latency") == bundle.latencies[1]
     assert replace(bundle).runtime == bundle.runtime
 
 

@@ -12,22 +12,22 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting, MissingExtra, UnknownName
-from glancefocus.exits.rule import CandidateRule, ExitRule
-from glancefocus.loop import look_until_sure
+from glancefocus.look import as_scene
+from glancefocus.loop import CandidateRule, ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, with_best
 from glancefocus.outcome import Outcome
-from glancefocus.runtime import choose, graphs
+from glancefocus.runtime import choose
 from glancefocus.runtime.choose import (
     CHOICES_FILE,
     RuntimeOptions,
+    graphs_of,
     installed,
     made_up_images,
     open_backbone,
     open_runtime,
 )
-from glancefocus.runtime.graphs import graphs_of
-from glancefocus.scene import as_scene
+from glancefocus.runtime.onnx_writing import part_fingerprint
 
 CPU = torch.device("cpu")
 
@@ -39,10 +39,11 @@ def outcome(net: GlanceFocus, looking: Any) -> Outcome:
     with torch.inference_mode():
         score = net.glance(scene).confidence.sort().values
         low, middle, high = (float(score[i - 1 : i + 1].mean()) for i in (2, 4, 6))  # between two images, never on one
-        if len(settings.patch_px) == 1:
+        count = len(settings.candidates)
+        if count == 1:
             rule = ExitRule([middle] * settings.looks)
         else:
-            rule = CandidateRule([[low, high]] * settings.looks, candidates=len(settings.candidates))
+            rule = CandidateRule([[low, middle, high][-count:]] * settings.looks, candidates=count)
         return look_until_sure(looking, scene, rule)
 
 
@@ -82,7 +83,7 @@ def test_light_weights_leave_the_answers_nearly_as_they_were(
     small_net: Callable[..., GlanceFocus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights keep 7 bits, and so do inputs: each of the few products in a row may be off by about 1/127."""
-    monkeypatch.setattr("glancefocus.runtime.int8.HEAVY", 0)  # heads of small networks are not worth it
+    monkeypatch.setattr("glancefocus.runtime.onnx_writing.HEAVY", 0)  # heads of small networks are not worth it
     net = small_net()
     images = made_up_images(net.settings, 4, CPU)
     light = open_runtime(net, "onnx", cache=tmp_path, options=RuntimeOptions(light_weights=True))
@@ -111,9 +112,9 @@ def test_the_cache_forgets_what_was_not_used_for_the_longest_time(
         (tmp_path / "graphs" / f"{name}.onnx").write_bytes(bytes(1000))
         os.utime(tmp_path / "graphs" / f"{name}.onnx", (1e9 - 86400 * days,) * 2)
     (tmp_path / "graphs" / ".half.onnx.1").mkdir()
-    monkeypatch.setattr(graphs, "MOST_KEPT_BYTES", sum(file.stat().st_size for file in [*own, *hashes]) + 2500)
+    monkeypatch.setattr(choose, "MOST_KEPT_BYTES", sum(file.stat().st_size for file in [*own, *hashes]) + 2500)
     own[0].rename(own[0].with_suffix(".away"))
-    monkeypatch.setattr(graphs, "write_onnx", lambda part, file: file.with_suffix(".away").rename(file))
+    monkeypatch.setattr(choose, "write_onnx", lambda part, file: file.with_suffix(".away").rename(file))
     with graphs_of(parts, tmp_path):
         left = {file.name for file in (tmp_path / "graphs").iterdir()}
     assert left == {*(file.name for file in [*own, *hashes]), "new.onnx", "older.onnx", ".half.onnx.1", ".lock"}
@@ -137,7 +138,7 @@ def test_a_graph_that_was_changed_in_the_cache_is_written_again_and_never_run(
         rewritten.append(part.name)
         file.write_bytes(whole[part.name])
 
-    monkeypatch.setattr(graphs, "write_onnx", write)
+    monkeypatch.setattr(choose, "write_onnx", write)
     changed, other, *_ = kept
     kept[changed].write_bytes(whole[changed][:-1] + b"x")
     kept[other].with_name(f"{kept[other].name}.sha256").unlink()
@@ -152,7 +153,7 @@ def test_the_cache_of_graphs_is_private_and_its_lock_is_never_a_link(
     small_net: Callable[..., GlanceFocus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(graphs, "write_onnx", lambda part, file: file.write_bytes(b"graph"))
+    monkeypatch.setattr(choose, "write_onnx", lambda part, file: file.write_bytes(b"graph"))
     (tmp_path / "precious").write_text("mine")
     parts = take_apart(small_net())
     with graphs_of(parts):
@@ -170,12 +171,24 @@ def test_graphs_come_out_of_the_cache_the_second_time(
 ) -> None:
     net = small_net()
     open_runtime(net, "onnx", cache=graph_cache)
-    monkeypatch.setattr("glancefocus.runtime.graphs.write_onnx", None)
+    monkeypatch.setattr("glancefocus.runtime.choose.write_onnx", None)
     open_runtime(net, "openvino", cache=graph_cache)
     with torch.no_grad():
         net.classifier.linear.bias += 1
     with pytest.raises(TypeError), graphs_of(take_apart(net), graph_cache):
         pass  # other weights are another graph, which would have to be written
+
+
+def test_graphs_of_the_same_weights_differ_where_a_view_is_another_candidate(
+    small_net: Callable[..., GlanceFocus],
+) -> None:
+    """A summed classifier has a weight for each candidate, and 48 is the second one here, the first one there."""
+    one, other = (
+        take_apart(small_net(focus=focus, classifier="summed")) for focus in (("32", "48"), ("48", "whole@48"))
+    )
+    first, second = (next(part for part in parts if part.name == "focus_48") for parts in (one, other))
+    second.module.load_state_dict(first.module.state_dict())
+    assert part_fingerprint(first) != part_fingerprint(second)
 
 
 def test_exported_graphs_are_run_instead_of_the_cache(

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.loop import every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
-from glancefocus.runtime.torch import CompiledRunner, EagerRunner
+from glancefocus.network.policy import RandomCandidates
+from glancefocus.runtime.backends import CompiledRunner, EagerRunner
+from glancefocus.runtime.choose import made_up_images
+from glancefocus.runtime.runner import PartsRunner
 
 # torch's own insides, while it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -27,6 +31,23 @@ def test_compiled_parts_answer_as_eager_ones_for_any_batch(parts: list[Part]) ->
             inputs = part.example(batch, generator=torch.Generator().manual_seed(batch))
             for one, other in zip(compiled(part.name, *inputs), eager(part.name, *inputs), strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_views_of_every_kind_answer_as_eager_ones(small_net: Callable[..., GlanceFocus]) -> None:
+    policy = {"units": 16, "conv_channels": 4, "place": True}
+    net = small_net(focus=("48", "0.5@48", "whole@64"), classifier="summed", policy=policy)
+    parts = take_apart(net)
+    images = made_up_images(net.settings, 6, torch.device("cpu"))
+    outcomes = []
+    for run in (CompiledRunner(parts, backend="eager"), EagerRunner(parts)):
+        looking = net.computed_by(PartsRunner.of(net, run))
+        views = RandomCandidates(looking.policy, torch.Generator().manual_seed(0), each_row=True)  # type: ignore[arg-type]
+        with torch.no_grad():
+            outcomes.append(look_until_sure(looking, images, every_look(3), views))
+    compiled, eager = outcomes
+    assert set(eager.candidate.flatten().tolist()) == {0, 1, 2}
+    torch.testing.assert_close(compiled.logits, eager.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compiled.where, eager.where, rtol=1e-5, atol=1e-5)
 
 
 def test_torch_really_compiles(parts: list[Part]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import take_apart
-from glancefocus.runtime.torch import EagerRunner, as_tuple, count_batch_norms, fold_batch_norms
+from glancefocus.runtime.backends import EagerRunner, as_tuple, count_batch_norms, fold_batch_norms
 
 
 def with_own_statistics(module: nn.Module) -> nn.Module:

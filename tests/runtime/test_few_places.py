@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
-from glancefocus.runtime import int8 as few_places
-from glancefocus.runtime.graphs import write_onnx
-from glancefocus.runtime.int8 import convolutions_as_products, write_light
+from glancefocus.runtime import onnx_writing
+from glancefocus.runtime.onnx_writing import convolutions_as_products, write_light, write_onnx
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -62,7 +61,7 @@ def block_part() -> Part:
 
 
 def test_products_give_the_numbers_of_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_places, "HEAVY", 0)
+    monkeypatch.setattr(onnx_writing, "HEAVY", 0)
     part = block_part()
     model = written(part, tmp_path)
     images = (torch.randn(3, 3, 7, 5),)
@@ -82,7 +81,7 @@ def test_products_give_the_numbers_of_convolutions(tmp_path: Path, monkeypatch: 
 def test_between_products_pixels_stay_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transposition into pixels, one out of them for the grouped convolution, one each for the maps that are averaged, and one
     for the larger of two of which one is stretched over the other: the smaller is a pixel."""
-    monkeypatch.setattr(few_places, "HEAVY", 0)
+    monkeypatch.setattr(onnx_writing, "HEAVY", 0)
     model = written(block_part(), tmp_path)
     convolutions_as_products(model)
     assert counts(model)["Transpose"] == 5
@@ -102,7 +101,7 @@ class Gate(nn.Module):
 
 
 def test_a_map_of_one_pixel_is_never_transposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_places, "HEAVY", 0)
+    monkeypatch.setattr(onnx_writing, "HEAVY", 0)
     torch.manual_seed(0)
     model = written(Part("gate", Gate().eval(), ("images",), ("gated",), ((6, 9, 9),)), tmp_path)
     images = (torch.randn(3, 6, 9, 9),)
@@ -116,8 +115,8 @@ def test_a_map_of_one_pixel_is_never_transposed(tmp_path: Path, monkeypatch: pyt
 def test_light_layers_and_large_maps_stay_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = block_part()
     assert convolutions_as_products(written(part, tmp_path)) == []
-    monkeypatch.setattr(few_places, "HEAVY", 0)
-    monkeypatch.setattr(few_places, "_FEW_PLACES", 12)  # 4 by 3, after the strided ones
+    monkeypatch.setattr(onnx_writing, "HEAVY", 0)
+    monkeypatch.setattr(onnx_writing, "_FEW_PLACES", 12)  # 4 by 3, after the strided ones
     model = written(part, tmp_path)
     assert len(convolutions_as_products(model)) == 5
     assert counts(model)["Conv"] == 3
@@ -127,8 +126,8 @@ def test_a_part_with_light_weights_answers_nearly_alike(
     small_net: Callable[..., GlanceFocus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights and inputs of each product keep 7 to 8 bits, and errors of a chain of them add up."""
-    monkeypatch.setattr(few_places, "HEAVY", 512)
-    monkeypatch.setattr("glancefocus.runtime.int8.HEAVY", 512)
+    monkeypatch.setattr(onnx_writing, "HEAVY", 512)
+    monkeypatch.setattr("glancefocus.runtime.onnx_writing.HEAVY", 512)
     part = next(part for part in take_apart(small_net()) if part.name == "focus")
     full, light = tmp_path / "focus.onnx", tmp_path / "focus.light.onnx"
     write_onnx(part, full)

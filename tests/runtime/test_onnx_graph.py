@@ -1,4 +1,4 @@
-"""Graphs that are written answer as the parts do, at every batch size and patch size."""
+"""Graphs that are written answer as the parts do, at every batch size and candidate view."""
 
 import collections
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from torch import Tensor
 from glancefocus.errors import BadSetting
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart
-from glancefocus.runtime.graphs import graphs_of, write_onnx
+from glancefocus.runtime.choose import graphs_of
+from glancefocus.runtime.onnx_writing import write_onnx
 
 
 def by_eager(part: Part, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -55,7 +56,7 @@ def test_writing_graphs_leaves_nothing_half_written(small_net: Callable[..., Gla
 
 
 def test_a_graph_can_be_for_one_batch_and_one_patch_size(small_net: Callable[..., GlanceFocus], tmp_path: Path) -> None:
-    focus = take_apart(small_net(patch_px=(32, 48), looks=2))[-1]
+    focus = take_apart(small_net(focus=("32", "48"), looks=2))[-1]
     write_onnx(focus, tmp_path / "focus.onnx", px=48, batch=1)
     patches, memory = onnxruntime.InferenceSession(tmp_path / "focus.onnx").get_inputs()
     assert patches.shape == [1, 3, 48, 48]

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glancefocus.exits.rule import every_look
-from glancefocus.loop import look_until_sure
+from glancefocus.loop import every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import take_apart
 from glancefocus.network.policy import RandomCandidates

@@ -19,9 +19,8 @@ import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import ForkedThreads
 from glancefocus.network.parts import take_apart
-from glancefocus.runtime.openvino import _NO_SIGNAL_STACK, _SignalStack
+from glancefocus.runtime.backends import _NO_SIGNAL_STACK, CompiledRunner, _SignalStack
 from glancefocus.runtime.runner import PartsRunner
-from glancefocus.runtime.torch import CompiledRunner
 
 THREADS, CALLS = 8, 60
 

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import MemorySplit
-from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import LearntPolicy
+from glancefocus.network.modules import Encoding, LearntPolicy
 from glancefocus.region import shrink
 from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain
 from glancefocus.training.run import train
@@ -68,7 +67,7 @@ class Brightness(nn.Module):
 class Evidence(nn.Module):
     """Answers rightly exactly when one of the patches held the whole square; until then it cannot know."""
 
-    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+    def remember(self, vector: Tensor, memory: Tensor | None, candidate: int = 0) -> Tensor:
         return vector if memory is None else torch.maximum(vector, memory)
 
     def answer(self, memory: Tensor, look: int) -> Tensor:
@@ -102,7 +101,7 @@ def square_world(context_of: Callable[..., TrainingContext]) -> Callable[..., Tr
 
     def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> TrainingContext:
         policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64)  # type: ignore[arg-type]
-        settings = NetworkSettings("none", 2, GLANCE_PX, (PATCH_PX,), looks, policy=policy_settings, view=AS_IT_IS)
+        settings = NetworkSettings("none", 2, GLANCE_PX, (str(PATCH_PX),), looks, policy=policy_settings, view=AS_IT_IS)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             policy = LearntPolicy(policy_settings, 1, GLANCE_PX, (GLANCE_PX,), (1, 0))

@@ -38,7 +38,7 @@ def tiny(**changes: Any) -> TrainSettings:
             "backbone": "test_resnet",
             "classes": 7,
             "glance_px": 32,
-            "patch_px": [32],
+            "focus": ["32"],
             "looks": 3,
             "frames": 4,
             "classifier": "cascaded",
@@ -127,7 +127,7 @@ def test_clips_have_the_defaults_of_the_papers_appendix(make_video: Callable[...
         make_video(tmp_path / name / "clip.mp4", frames=2)
     settings = train_settings(str(tmp_path), preset="gf-tsm-resnet50-96-12f")
     network = settings.network
-    assert (network.glance_px, network.patch_px, network.looks, network.frames) == (96, (96,), 3, 12)
+    assert (network.glance_px, network.focus, network.looks, network.frames) == (96, ("96",), 3, 12)
     assert (network.classifier, network.shift_div, network.view.height_px) == ("cascaded", 8, 224)
     assert settings.stages == ("backbone", "glance", "recognise", "aim")
     assert settings.batch_size == 64

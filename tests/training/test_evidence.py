@@ -10,23 +10,17 @@ from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit, shuffled
 from glancefocus.errors import BadSetting
-from glancefocus.network.encoder import Encoder, build_backbone
+from glancefocus.look import as_batch
+from glancefocus.network.build import build_backbone
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import Encoder
 from glancefocus.region import top_left
-from glancefocus.scene import as_batch
-from glancefocus.settings import from_plain
-from glancefocus.training.initialise import (
-    BackboneEvidence,
-    EvidenceShown,
-    InitialiseStage,
-    Places,
-    aims_at,
-    cells_of,
-    strongest_places,
-)
+from glancefocus.settings import View, from_plain, native, whole
+from glancefocus.training.initialise import EvidenceShown, InitialiseStage, cells_of
 from glancefocus.training.settings import InitialiseSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage
+from glancefocus.training.teacher import BackboneEvidence, Places, aims_at, largest_extent_px, strongest_places
 
 World = Callable[..., TrainingContext]
 
@@ -38,7 +32,7 @@ def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_mos
     evidence[0, 5, 0] = 3.5  # stronger than any one of them, weaker than both
     evidence[0, 0, 0] = -100  # what speaks against the label does not count
     evidence[1, 5, 7] = 2  # in the corner
-    places = strongest_places(evidence, (96, 128), patch_px=48)
+    places = strongest_places(evidence, (96, 128), extent_px=48)
     torch.testing.assert_close(places.centre, torch.tensor([[2.5 * 16, 6.25 * 16], [5.5 * 16, 7.5 * 16]]))
     # 9 cells of 48 would hold 9/48 of evidence all over the image; in the corner there are 4.
     torch.testing.assert_close(places.weight, torch.tensor([(4 / 7.5 - 9 / 48) / (1 - 9 / 48), 1.0]))
@@ -47,23 +41,23 @@ def test_the_place_is_the_middle_of_the_evidence_in_the_patch_that_holds_the_mos
 def test_evidence_that_does_not_fit_into_one_patch_is_not_combined() -> None:
     evidence = torch.zeros(1, 8, 8)
     evidence[0, 4, 2], evidence[0, 4, 4] = 2, 1.9  # 16 px cells: from the first to the last of them 48 px
-    one = strongest_places(evidence, (128, 128), patch_px=32)
+    one = strongest_places(evidence, (128, 128), extent_px=32)
     torch.testing.assert_close(one.centre, torch.tensor([[4.5 * 16, 2.5 * 16]]))
-    both = strongest_places(evidence, (128, 128), patch_px=64)
+    both = strongest_places(evidence, (128, 128), extent_px=64)
     torch.testing.assert_close(both.centre, torch.tensor([[4.5 * 16, 16 * (2.5 + 2 * 1.9 / 3.9)]]))
 
 
 @pytest.mark.parametrize("value", [1.0, 0.0, -1.0])
 def test_evidence_all_over_the_image_has_no_weight(value: float) -> None:
-    places = strongest_places(torch.full((1, 6, 8), value), (96, 128), patch_px=48)
+    places = strongest_places(torch.full((1, 6, 8), value), (96, 128), extent_px=48)
     assert float(places.weight) == pytest.approx(0, abs=1e-6)
     assert bool(places.centre.isfinite().all())
 
 
 def test_a_patch_as_large_as_the_image_or_smaller_than_a_cell_is_fine() -> None:
     evidence = torch.rand(3, 4, 4)
-    assert bool((strongest_places(evidence, (64, 64), patch_px=64).weight <= 1).all())
-    places = strongest_places(evidence, (64, 64), patch_px=8)
+    assert bool((strongest_places(evidence, (64, 64), extent_px=64).weight <= 1).all())
+    places = strongest_places(evidence, (64, 64), extent_px=8)
     strongest = torch.stack([(e == e.max()).nonzero()[0] for e in evidence])
     torch.testing.assert_close(places.centre, strongest * 16.0 + 8)
 
@@ -104,7 +98,7 @@ def test_a_backbone_that_learnt_from_labels_alone_shows_where_the_squares_are() 
         loss.backward()
         optimizer.step()
     images, labels, middle = squares(100)
-    places = strongest_places(encoder.eval().evidence(images, labels), (128, 128), patch_px=48)
+    places = strongest_places(encoder.eval().evidence(images, labels), (128, 128), extent_px=48)
     away = (places.centre - middle).abs().amax(dim=1)
     assert float((away < 24).float().mean()) > 0.9
 
@@ -239,3 +233,10 @@ def test_signs_too_large_for_small_scenes_are_refused_before_anything_is_drawn()
     plain |= {"network": {"backbone": "test_resnet"}, "stages": ["small"], "small": {"side_px": 160}}
     with pytest.raises(BadSetting, match=r"radius of up to 50 px .* 160x160 px. Set small.side_px to at least 200"):
         from_plain(TrainSettings, plain)
+
+
+def test_the_largest_view_covers_its_extent_and_the_whole_image_its_shorter_side() -> None:
+    assert largest_extent_px([native(32), native(48)], (96, 128)) == 48
+    assert largest_extent_px([native(32), View(32, 0.75)], (96, 128)) == 72
+    assert largest_extent_px([native(32), whole(64)], (96, 128)) == 32
+    assert largest_extent_px([whole(48), whole(64)], (96, 128)) == 96

@@ -43,43 +43,62 @@ def test_a_gpu_gets_larger_batches() -> None:
 
 
 def test_few_images_are_seen_often_and_many_a_few_times() -> None:
-    assert [fitted_epochs("backbone", n) for n in (40, 500, 1000, 100_000)] == [15, 10, 5, 3]
-    assert fitted_epochs("backbone", 500, "quick") == 3  # a third of 10, rounded
-    assert fitted_epochs("backbone", 500, "thorough") == 30
-    assert fitted_epochs("backbone", 500, pretrained=False) == 40
+    assert [fitted_epochs("backbone", n) for n in (40, 1500, 3000, 100_000)] == [15, 10, 5, 3]
+    assert fitted_epochs("backbone", 1500, "quick") == 3  # a third of 10, rounded
+    assert fitted_epochs("backbone", 1500, "thorough") == 30
+    assert fitted_epochs("backbone", 1500, pretrained=False) == 40
+    assert fitted_epochs("backbone", 500, photos=False) == 10
 
 
 def test_rates_go_with_the_batch() -> None:
     small, large = (fitted_recipe(Fitting(survey_of(n), pretrained=True)) for n in (260, 5000))
     assert large["backbone"]["lr"] == pytest.approx(4 * small["backbone"]["lr"])  # batches of 32 and of 8
-    assert small["data"]["augment"]["crop"] == 0.5
+    assert small["data"]["augment"]["crop"] == 0.35
 
 
 @pytest.mark.parametrize(
     ("side_px", "sizes"),
     [
-        (500, {"glance_px": 96, "patch_px": (96,), "looks": 3}),
-        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "patch_px": (64,), "looks": 3}),
-        (28, {"view": {"height_px": 64, "width_px": 64}, "glance_px": 32, "patch_px": (32,), "looks": 3}),
+        (500, {"glance_px": 96, "focus": ("0.8@128", "whole@224")}),
+        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "focus": ("0.8@64", "whole@128")}),
+        (28, {"view": {"height_px": 64, "width_px": 64}, "glance_px": 32, "focus": ("0.8@32", "whole@64")}),
     ],
 )
 def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str, object]) -> None:
-    assert fitted_sizes(survey_of(10, side_px), {}) == sizes
+    assert fitted_sizes(survey_of(10, side_px), {}) == {
+        **sizes,
+        "looks": 3,
+        "classifier": "summed",
+        "whole_encoder": True,
+    }
 
 
 def test_sizes_that_the_user_names_stay() -> None:
     named = {"glance_px": 64, "view": {"height_px": 320, "width_px": 448}}
-    assert fitted_sizes(survey_of(10), named) == {"patch_px": (128,), "looks": 3}
+    assert fitted_sizes(survey_of(10), named) == {
+        "focus": ("0.8@192", "whole@320"),
+        "looks": 3,
+        "classifier": "summed",
+        "whole_encoder": True,
+    }
 
 
 def test_a_folder_alone_is_enough(folder: str) -> None:
     settings = train_settings(folder)
     assert (settings.network.backbone, settings.weights) == (DEFAULT_BACKBONE, "pretrained")
     assert (settings.network.classes, settings.batch_size) == (2, 4)
-    assert (settings.network.view.height_px, settings.data.augment.crop) == (96, 0.5)  # twice 48 px
+    assert (settings.network.view.height_px, settings.data.augment.crop) == (96, 0.35)  # twice 48 px
     assert settings.backbone.epochs == 15
     assert settings.keep_statistics
-    assert "aim" in settings.stages
+    assert settings.stages == ("backbone", "glance", "recognise", "point")
+    assert (settings.glance.distill, settings.recognise.aims, settings.network.policy.place) == (0.7, "evidence", True)
+
+
+def test_stages_without_the_backbone_learn_from_labels_only(folder: str) -> None:
+    settings = train_settings(folder, stages=["glance,1"])
+    assert (settings.glance.distill, settings.recognise.distill, settings.recognise.aims) == (0.0, 0.0, "random")
+    taught = train_settings(folder, stages=["glance,1"], changes={"teacher": "trained.safetensors"})
+    assert (taught.glance.distill, taught.recognise.aims) == (0.7, "evidence")
 
 
 def test_random_initialisation_is_asked_for_by_none(folder: str) -> None:

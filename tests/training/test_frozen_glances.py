@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
-from glancefocus.data.views import AugmentSettings
+from glancefocus.look import as_batch
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import RandomCandidates
-from glancefocus.scene import as_batch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, after_exploring, play
 from glancefocus.training.stage import KeptGlances, Moment, TrainingContext
@@ -135,7 +135,7 @@ def test_glances_that_would_not_fit_are_not_kept(make_context: Make) -> None:
         assert kept.known.tolist() == [False if full else row in (3, 7) for row in range(10)]
 
 
-@pytest.mark.parametrize("network", [{}, {"patch_px": (32, 48), "looks": 4}, {"classifier": "cascaded"}])
+@pytest.mark.parametrize("network", [{}, {"focus": ["32", "48"], "looks": 4}, {"classifier": "cascaded"}])
 def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any], make_context: Make) -> None:
     numbers, gradients = [], []
     for settings in (TOGETHER, APART):
@@ -157,7 +157,7 @@ def test_rewards_and_the_step_of_the_policy_are_the_same(network: dict[str, Any]
 
 
 def test_random_patches_in_one_batch_with_the_chosen_ones_are_the_same_as_afterwards(make_context: Make) -> None:
-    context = make_context(network={"patch_px": (32, 48), "looks": 4}, aim={"monte_carlo": 3})
+    context = make_context(network={"focus": ["32", "48"], "looks": 4}, aim={"monte_carlo": 3})
     net, settings = context.net, context.settings.aim
     images, labels = next(context.data.train.pixel_batches([list(range(6))]))  # type: ignore[attr-defined]
     scene = as_batch(images, net.settings.view)

@@ -18,7 +18,7 @@ import glancefocus as gf
 from glancefocus.cli.main import main
 from glancefocus.errors import BadRun
 from glancefocus.interrupts import Interrupted
-from glancefocus.network.encoder import Encoder
+from glancefocus.network.modules import Encoder
 from glancefocus.training import loop, run
 from glancefocus.training.journal import Journal
 from glancefocus.training.run import train

@@ -117,6 +117,14 @@ def test_the_plan_has_one_line_for_each_fact(settings: TrainSettings, data: Data
     assert "shorter: --quick (about 14 s); better: --thorough (about 78 s)" in lines["or"]
 
 
+def test_the_plan_names_views_that_are_not_patches_at_full_resolution(settings: TrainSettings, data: Data) -> None:
+    assert "then up to 1 patches of 32 px, from" in plan_words(PLAN, settings, data, Path("runs"), torch.device("cpu"))
+    focus = ("32", "0.5@32", "whole@48")
+    views = replace(settings, network=replace(settings.network, focus=focus))
+    said = plan_words(PLAN, views, data, Path("runs"), torch.device("cpu"))
+    assert "then up to 1 looks at views 32, 0.5@32, whole@48, from" in said
+
+
 def test_the_remaining_time_follows_the_measured_speed() -> None:
     left = TimeLeft(1000.0)
     left.reach(100.0, now=50.0)  # a run that goes on: nothing was measured yet

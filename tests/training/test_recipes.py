@@ -59,10 +59,10 @@ def test_flags_become_settings(folder: str) -> None:
         changes={"seed": 5, "batch_size": 32, "precision": "bf16", "rounds": None},
     )
     network = settings.network
-    assert (network.backbone, network.glance_px, network.patch_px, network.looks) == ("resnet18", 64, (48,), 3)
+    assert (network.backbone, network.glance_px, network.focus, network.looks) == ("resnet18", 64, ("48",), 3)
     assert (network.view.height_px, network.view.width_px) == (128, 160)
     assert (settings.data.in_memory, settings.data.max_bad_files, settings.data.workers) == (True, 3, 2)
-    assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.5)
+    assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.35)
     assert (settings.seed, settings.batch_size, settings.precision, settings.rounds) == (5, 32, "bf16", 1)
 
 
@@ -116,8 +116,8 @@ def test_a_small_preset_on_photographs_has_a_recipe_that_fits_them_and_not_that_
 ) -> None:
     settings, of_signs = train_settings(folder, preset=preset), train_settings("signs", preset=preset)
     assert settings.network.backbone_options == of_signs.network.backbone_options
-    assert settings.network.patch_px == of_signs.network.patch_px  # the sizes are the preset's
-    assert (settings.batch_size, settings.data.augment.crop) == (4, 0.5)  # three images
+    assert settings.network.focus == of_signs.network.focus  # the sizes are the preset's
+    assert (settings.batch_size, settings.data.augment.crop) == (4, 0.35)  # three images
     assert not settings.keep_statistics  # from random initialisation
     fitted = train_settings(folder, backbone="resnet18", changes={"weights": "none"})
     for stage in ("backbone", "glance", "recognise", "aim", "finetune"):
@@ -241,11 +241,11 @@ def test_a_setting_of_a_stage_that_does_not_run_is_refused(stages: list[str], se
     assert train_settings("signs", stages=[*stages, stage] if stage != "small" else ["small,1"], assignments=[setting])
 
 
-def test_the_joint_stage_takes_the_settings_of_stage_two_and_tuned_rivals_those_of_the_backbone() -> None:
+def test_the_joint_stage_takes_the_settings_of_stage_two_and_tuned_rivals_those_of_the_glance() -> None:
     assert train_settings("signs", stages=["joint"], assignments=["aim.lr=0.002"]).aim.lr == 0.002
-    assert train_settings("signs", stages=["1"], changes={"rivals": "tuned"}, assignments=["backbone.epochs=7"])
-    with pytest.raises(BadSetting, match="^backbone.epochs is a setting of the stage backbone, which does not run"):
-        train_settings("signs", stages=["1"], assignments=["backbone.epochs=7"])
+    assert train_settings("signs", stages=["1"], changes={"rivals": "tuned"}, assignments=["glance.epochs=7"])
+    with pytest.raises(BadSetting, match="^glance.epochs is a setting of the stage glance, which does not run"):
+        train_settings("signs", stages=["1"], assignments=["glance.epochs=7"])
 
 
 def test_rounds_without_the_stages_that_they_repeat_are_refused() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 import glancefocus as gf
 from glancefocus.cli.main import main
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.network.encoder import Encoder
+from glancefocus.network.modules import Encoder
 from glancefocus.training.initialise import glance_side
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import load_backbone, train
@@ -397,7 +397,7 @@ def larger_scenes(stages: list[str], assignments: list[str]) -> TrainSettings:
         backbone="test_resnet",
         network={
             "glance_px": 32,
-            "patch_px": (32,),
+            "focus": ("32",),
             "looks": 2,
             "classifier_units": 8,
             "view": {"height_px": 128, "width_px": 128},

@@ -1,4 +1,4 @@
-"""A network with several patch sizes goes through all stages, gets thresholds for its sizes, answers, and resumes."""
+"""A network with several candidate views goes through all stages, gets thresholds for its sizes, answers, and resumes."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 import glancefocus as gf
 from glancefocus.evaluation.assess import look_table
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.rule import CandidateRule
+from glancefocus.loop import CandidateRule
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 
@@ -23,7 +23,7 @@ SIZES, LOOKS = (32, 48), 3
 @pytest.fixture(scope="module")
 def settings(tiny_settings: Callable[..., TrainSettings]) -> TrainSettings:
     """All stages on a handful of scenes, with patches of two sizes and three looks."""
-    return tiny_settings(network={"patch_px": list(SIZES), "looks": LOOKS})
+    return tiny_settings(network={"focus": list(map(str, SIZES)), "looks": LOOKS})
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +100,24 @@ def _in_stage(run: Path, stage: str) -> bool:
     """The stage, or one after it, has ended an epoch."""
     file = run / "metrics.jsonl"
     return file.exists() and f'"{stage}"' in file.read_text()
+
+
+@pytest.mark.parametrize("classifier", ["summed", "recurrent"])
+def test_views_of_any_extent_go_through_all_stages(
+    tiny_settings: Callable[..., TrainSettings], tmp_path: Path, classifier: str
+) -> None:
+    network = {
+        "focus": ["32", "0.5@32", "whole@48"],
+        "looks": 3,
+        "classifier": classifier,
+        "policy": {"units": 8, "conv_channels": 2, "place": True},
+    }
+    stages = ["backbone", "glance", "recognise", "point", "aim", "finetune"]
+    bundle = train(tiny_settings(network=network, stages=stages), tmp_path / "run", quiet=True, reported=True)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == stages
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert np.asarray(bundle.thresholds).shape == (3, 3)
+    assert list(bundle.costs.focus_encoder_macs) == ["32", "0.5@32", "whole@48"]
+    outcome = bundle.predict(torch.rand(2, 3, 96, 96), looks=3)
+    assert outcome.boxes == [[(0, 0, 96, 96)] * 2] * 2  # the largest view, which is the whole image

@@ -70,7 +70,7 @@ def test_several_passes_find_it_in_fewer_batches(square_world: World) -> None:
 class KnewBefore(nn.Module):
     """A classifier to whom no patch says anything new."""
 
-    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
+    def remember(self, vector: Tensor, memory: Tensor | None, candidate: int = 0) -> Tensor:
         return vector if memory is None else memory
 
     def answer(self, memory: Tensor, look: int) -> Tensor:

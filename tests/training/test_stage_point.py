@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
-from glancefocus.data.views import AugmentSettings
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
-from glancefocus.settings import from_plain, native
-from glancefocus.training.initialise import BackboneEvidence, Places
+from glancefocus.settings import from_plain, native, whole
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage, pointing_loss
+from glancefocus.training.teacher import BackboneEvidence, Places
 
 World = Callable[..., TrainingContext]
 
@@ -117,9 +117,9 @@ def test_processes_share_the_work(square_world: World) -> None:
             process_index=rank, num_processes=3, device=torch.device("cpu"), reduce=lambda found, how: found
         )  # type: ignore[assignment]
         shares.append(BackboneEvidence(context)._of_all(context.data.train))
-    for whole, parts in zip(alone, zip(*shares, strict=True), strict=True):
+    for together, parts in zip(alone, zip(*shares, strict=True), strict=True):
         assert all(bool(part.any()) for part in parts)
-        assert torch.equal(whole, torch.stack(parts).sum(dim=0))
+        assert torch.equal(together, torch.stack(parts).sum(dim=0))
 
 
 def test_evidence_is_computed_again_for_images_whose_augmentation_cannot_be_followed(square_world: World) -> None:
@@ -145,6 +145,17 @@ def test_the_loss_is_the_weighted_logarithm_of_the_distance(look_with: Callable[
     assert means.grad is not None
     assert float(means.grad[0, 1, 0]) > 0
     assert float(means.grad[0, 0].abs().max()) < 1e-5
+
+
+def test_looks_at_the_whole_image_add_nothing_to_the_loss(look_with: Callable[..., Look]) -> None:
+    places = Places(torch.tensor([[30.0, 50.0], [20.0, 20.0]]), torch.tensor([1.0, 1.0]))
+    first = look_with([0.5, 0.5])
+    means = torch.tensor([[[0.0, 0.0], [0.5, 0.125]]], requires_grad=True)
+    views = (native(20), whole(40))
+    for candidate, expected in ((1, 0.0), (torch.tensor([1, 0]), float(torch.tensor(5.0).log()) / 2)):
+        second = replace(look_with([0.5, 0.5], number=2), aim=Aim(where=torch.zeros(2, 2), candidate=candidate))
+        loss = pointing_loss(means, [first, second], places, (60, 100), views)
+        assert loss.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:

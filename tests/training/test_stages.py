@@ -13,10 +13,9 @@ from torch import Tensor
 
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.look import Aim, Look
+from glancefocus.look import Aim, ImageBatch, Look
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
-from glancefocus.scene import ImageBatch
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, MistakenGlances, play
 from glancefocus.training.loop import build_stage

@@ -10,12 +10,11 @@ import pytest
 from accelerate import PartialState
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, UnknownName
-from glancefocus.training import trackers
-from glancefocus.training.journal import EpochRow, Journal
-from glancefocus.training.trackers import Trackers, chosen_trackers
+from glancefocus.training import journal as journal_module
+from glancefocus.training.journal import EpochRow, Journal, Trackers, chosen_trackers
 
-SETTINGS = {"seed": 0, "network": {"looks": 2, "patch_px": [32, 48], "view": {"fit": "crop"}}, "start": None}
-FLAT = {"seed": 0, "network.looks": 2, "network.patch_px": "[32, 48]", "network.view.fit": "crop", "start": "None"}
+SETTINGS = {"seed": 0, "network": {"looks": 2, "focus": ["32", "48"], "view": {"fit": "crop"}}, "start": None}
+FLAT = {"seed": 0, "network.looks": 2, "network.focus": "['32', '48']", "network.view.fit": "crop", "start": "None"}
 
 
 def numbers(loss: float) -> dict[str, Any]:
@@ -193,7 +192,7 @@ def test_trackers_are_chosen_by_name(notes: Path, monkeypatch: pytest.MonkeyPatc
         chosen_trackers(["tensorbord"])
     with pytest.raises(BadSetting, match="--track none means no tracker"):
         chosen_trackers(["none", "wandb"])
-    monkeypatch.setattr(trackers, "_is_installed", lambda name: False)
+    monkeypatch.setattr(journal_module, "_is_installed", lambda name: False)
     assert chosen_trackers(None) == ()
     with pytest.raises(MissingExtra, match="needs the package 'wandb'. Install it with: pip install wandb"):
         chosen_trackers(["wandb"])

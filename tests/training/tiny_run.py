@@ -36,7 +36,7 @@ def tiny_settings(**changes: Any) -> TrainSettings:
             "backbone": "test_resnet",
             "classes": 5,
             "glance_px": 32,
-            "patch_px": [32],
+            "focus": ["32"],
             "looks": 2,
             "classifier_units": 8,
             "policy": {"units": 8, "conv_channels": 2},

@@ -13,24 +13,22 @@ from torch import Tensor
 
 import glancefocus
 from glancefocus.bundle import files, predicting
-from glancefocus.bundle.hub import hub_name, local_folder, publish
 from glancefocus.bundle.predicting import Viewed
-from glancefocus.costs import Costs, Latency, device_name
+from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
+from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
-from glancefocus.data.views import Picture
 from glancefocus.errors import BadBundle, BadCheckpoint, BadSetting
-from glancefocus.exits.curve import Point, best_thresholds
-from glancefocus.exits.rule import ExitRule, every_look, score_named
+from glancefocus.exits.curve import Latency, Point, best_thresholds
 from glancefocus.files import fingerprint, write_text
-from glancefocus.network.build import build
+from glancefocus.loop import ExitRule, every_look, score_named
+from glancefocus.machine import check_threads, device_name
+from glancefocus.network.build import build, load_exactly
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.weights import load_exactly
-from glancefocus.outcome import Outcome
+from glancefocus.outcome import Costs, Outcome
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
-from glancefocus.runtime.runner import check_threads
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, refuse_deadline
 from glancefocus.values import BatchSize, Milliseconds, checked
@@ -43,7 +41,7 @@ class Bundle:
     net         the network, in whichever runtime it is used
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
-    thresholds  one for each look (with several patch sizes a list of them for each look), used by predict; None: take every look
+    thresholds  one for each look (with several candidate views a list for each look), used by predict; None: take every look
     curve       operating points to choose from by budget: {"thresholds": [...], "mean_macs": ..., "accuracy": ...}
     notes       facts for the model card, such as measured accuracies
     score       the score that is compared with the thresholds: confidence, entropy, value or random
@@ -298,7 +296,7 @@ class Bundle:
     def _texts(self) -> dict[str, str]:
         """{file: content} of all text files."""
         return {
-            files.CARD_FILE: files.model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
+            files.CARD_FILE: model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
             files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
         }
 
@@ -368,7 +366,7 @@ def load(
         raise BadSetting(
             "light weights are for ONNX Runtime. Name it, too (runtime='onnx', or --runtime onnx), or leave them out."
         )
-    path = local_folder(path)
+    path = local_folder(path) if files.is_hub_name(path) else Path(path)
     if path.is_dir() or (not path.exists() and not path.suffix):
         if any(value is not None for value in (model, patch_px, looks)):
             raise BadSetting(f"{path} is a bundle, which contains model, patch_px and looks. Leave them out.")

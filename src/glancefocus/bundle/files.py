@@ -1,44 +1,43 @@
-"""The files of a bundle, the model card included. Files that are read are not trusted; they are written all or none."""
+"""The files of a bundle. Files that are read are not trusted; they are written all or none."""
 
-import json
 import os
 import shutil
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 from torch import Tensor
 
-from glancefocus.costs import Costs, Latency
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
-from glancefocus.escaping import markdown, one_line
-from glancefocus.exits.curve import Point, frozen, read_curve, read_thresholds
-from glancefocus.files import read_file, replace_folder, write_file, write_text
-from glancefocus.free_memory import available_bytes
-from glancefocus.network.encoder import hub_id
-from glancefocus.network.macs import loading_bytes, weight_bytes
-from glancefocus.network.weights import MOST_HEADER_BYTES, read_safetensors
+from glancefocus.exits.curve import Latency, Point
+from glancefocus.files import replace_folder, write_file, write_text
+from glancefocus.loop import frozen, read_thresholds
+from glancefocus.machine import available_bytes, read_file
+from glancefocus.network.build import MOST_HEADER_BYTES, loading_bytes, read_safetensors, weight_bytes
+from glancefocus.outcome import MOST_CANDIDATES, MOST_LOOKS, Costs
 from glancefocus.settings import NetworkSettings, from_plain
-from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, read_json, text_of
+from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, one_line, read_json, text_of, whole_of
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
 MAX_SETTINGS_BYTES = 64 * 2**20
-MOST_CLASSES, MOST_LATENCIES = 1_000_000, 1000
+MOST_CLASSES, MOST_LATENCIES, MOST_POINTS = 1_000_000, 1000, 100_000
+MOST_MS = 1e9
 _ROOM = 4  # weights may be stored as float64, and there are values beside them that are not trained
-# For the model card: longest texts, and notes that are numbers for the program or have a section of their own.
-_LONGEST, _LONGEST_NAME, _LONGEST_NOTE = 200, 100, 1000
-_MOST = 1e18
-_TAGS = ("glancefocus", "adaptive-inference", "early-exit")
-_NO_NOTES = ("data_settings", "thresholds_data", "images", "verdict")
+PREFIX = "hf://"
+
+
+def is_hub_name(path: str | Path) -> bool:
+    """Whether this is a name on the hub, not a file or folder."""
+    return str(path).startswith((PREFIX, str(Path(PREFIX))))  # Path("hf://...") drops one of the two slashes
 
 
 def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
     """Everything except the network from the settings file. Values are not trusted; a wrong one is refused with its name."""
-    fields, looks, sizes = Fields(plain), network.looks, len(network.patch_px)
+    fields, looks, sizes = Fields(plain), network.looks, len(network.candidates)
     try:
         temperatures = fields.value("temperatures", None)
         thresholds = fields.value("thresholds", None)
@@ -48,13 +47,13 @@ def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSetti
             "thresholds": None
             if thresholds is None
             else frozen(read_thresholds(thresholds, "thresholds", looks, sizes)),
-            "curve": read_curve(fields.value("curve", []), "curve", looks, sizes),
+            "curve": fields.listed("curve", MOST_POINTS, partial(read_point, looks=looks, sizes=sizes), []),
             "notes": fields.table("notes").plain if "notes" in plain else {},
             "score": fields.text("score", 100, "confidence"),
             "temperatures": None
             if temperatures is None
             else tuple(list_of(temperatures, "temperatures", looks, _temperature)),
-            "latencies": fields.listed("latencies", MOST_LATENCIES, Latency.from_plain, []),
+            "latencies": fields.listed("latencies", MOST_LATENCIES, read_latency, []),
         }
     except BadSetting as error:
         raise BadBundle(f"{file} is damaged: {error}") from None
@@ -66,6 +65,55 @@ def _class_name(value: Any, name: str) -> str:
 
 def _temperature(value: Any, name: str) -> float:
     return number_of(value, name, 1e-6, 1e6)
+
+
+def read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
+    """An operating point from JSON, for a network with this number of looks and candidate views; impossible values are refused.
+
+    Fields that are used are checked; unknown fields are kept as they are.
+    """
+    fields = Fields(plain, where)
+    point = cast(Point, dict(fields.plain))
+    point["thresholds"] = read_thresholds(fields.value("thresholds"), fields.name("thresholds"), looks, sizes)
+    if "mean_macs" in point:
+        point["mean_macs"] = fields.number("mean_macs", 0.0, 1e18)
+    if "budget_macs" in point:
+        point["budget_macs"] = fields.number("budget_macs", 0.0, 1e18)
+    if "accuracy" in point:
+        point["accuracy"] = fields.number("accuracy", 0.0, 1.0)
+    if "exits_per_look" in point:
+        exits = fields.listed("exits_per_look", looks, _count)
+        if len(exits) != looks or sum(exits) < 1:
+            raise BadSetting(f"{fields.name('exits_per_look')} must count images for each of {looks} looks.")
+    if "patches_per_look_and_size" in point:
+        rows = fields.listed("patches_per_look_and_size", looks, lambda v, n: list_of(v, n, sizes, _count))
+        if [len(row) for row in rows] != [sizes] * (looks - 1):
+            raise BadSetting(
+                f"{fields.name('patches_per_look_and_size')} must have {looks - 1} rows of {sizes} counts."
+            )
+    return point
+
+
+def _count(value: Any, name: str) -> int:
+    return whole_of(value, name, 0, 10**12)
+
+
+def read_latency(plain: Any, where: str) -> Latency:
+    """Measured milliseconds from JSON; a field that is missing or out of range is refused by its name."""
+    fields = Fields(plain, where)
+    ms = partial(number_of, least=0.0, most=MOST_MS)
+
+    def row(value: Any, name: str) -> tuple[float, ...]:
+        return tuple(list_of(value, name, MOST_CANDIDATES, ms))
+
+    return Latency(
+        device=fields.text("device", 200),
+        threads=fields.whole("threads", 1, 4096),
+        batch_size=fields.whole("batch_size", 1, 65_536),
+        glance_ms=fields.number("glance_ms", 0.0, MOST_MS),
+        focus_ms=tuple(fields.listed("focus_ms", MOST_LOOKS, row)),
+        runtime=None if fields.value("runtime", None) is None else fields.text("runtime", 200),
+    )
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -159,142 +207,3 @@ def replace_bundle(folder: Path, tensors: dict[str, Tensor], texts: dict[str, st
             write_file(aside / SPLIT_FILE, lambda stream: stream.write(split.packed))
         safetensors.torch.save_file(tensors, aside / WEIGHTS_FILE)
         shutil.copymode(aside / SETTINGS_FILE, aside / WEIGHTS_FILE)  # safetensors lets only the user read it
-
-
-def card_header(settings: NetworkSettings, notes: dict[str, Any]) -> list[str]:
-    """The lines of the YAML header of the model card."""
-    task = "image-classification" if settings.frames == 1 else "video-classification"
-    fields: dict[str, Any] = {
-        "library_name": "glancefocus",
-        "pipeline_tag": task,
-        "tags": list(_TAGS),
-        "license": _text(notes.get("license")),
-        "base_model": hub_id(settings.backbone) if notes.get("weights") == "pretrained" else None,
-        "metrics": ["accuracy"],
-        "model-index": _results(settings, notes, task),
-    }
-    return ["---", *(f"{name}: {_json(value)}" for name, value in fields.items() if value), "---"]
-
-
-def _number(value: Any) -> float | None:
-    """The value if it is a finite number of at least 0; otherwise None."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if 0 <= value < _MOST else None
-
-
-def _share(value: Any) -> float | None:
-    """The value if it is a number from 0 to 1; otherwise None."""
-    found = _number(value)
-    return found if found is not None and found <= 1 else None
-
-
-def _points(notes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that the verdict compared, see evaluation/verdict.py: the network and its rivals, with their accuracies."""
-    verdict = notes.get("verdict")
-    found = verdict.get("points") if isinstance(verdict, dict) else None
-    rows = found if isinstance(found, list) else []
-    return [row for row in rows if isinstance(row, dict) and _share(row.get("accuracy")) is not None]
-
-
-def _results(settings: NetworkSettings, notes: dict[str, Any], task: str) -> list[dict[str, Any]]:
-    """The accuracies in the format of the hub's model-index; empty if none is known."""
-    accuracies = notes.get("validation_accuracy_per_look")
-    last = _share(accuracies[-1]) if isinstance(accuracies, list) and accuracies else None
-    sure = next((_share(row["accuracy"]) for row in _points(notes) if row.get("kind") == "glancefocus"), None)
-    found = {
-        f"accuracy after {settings.looks} looks": last,
-        "accuracy, stopping above the thresholds": sure,
-    }
-    metrics = [{"type": "accuracy", "name": name, "value": value} for name, value in found.items() if value is not None]
-    data = _text(notes.get("data"))
-    if not metrics or data is None:
-        return []
-    name = Path(data).name or data  # without the folders above it, which are private
-    result = {
-        "task": {"type": task},
-        "dataset": {"type": "custom", "name": name, "split": "validation"},
-        "metrics": metrics,
-    }
-    return [{"name": f"{one_line(settings.backbone, _LONGEST)}, up to {settings.looks} looks", "results": [result]}]
-
-
-def _text(value: Any) -> str | None:
-    return one_line(value, _LONGEST) if isinstance(value, str) and value else None
-
-
-def _json(value: Any) -> str:
-    """JSON, which YAML can read. Characters that YAML does not allow were escaped by one_line."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def model_card(
-    settings: NetworkSettings, classes: Sequence[str], costs: Costs, notes: dict[str, Any], curve: list[Point]
-) -> str:
-    """Markdown: what this network is, what it costs, how to use it. Names and notes are not trusted, and are escaped."""
-    named = ", ".join(markdown(name, _LONGEST_NAME) for name in classes[:20])
-    named += f", ... ({len(classes)} in all)" if len(classes) > 20 else ""
-    patches = "/".join(str(px) for px in settings.patch_px)
-    lines = [
-        *card_header(settings, notes),
-        "",
-        f"# {one_line(settings.backbone)}, up to {settings.looks} looks",
-        "",
-        f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} patches of "
-        f"{patches} px, stopping once the score is above the threshold of a look.",
-        "",
-        "    gf predict THIS_FOLDER picture.jpg",
-        "",
-        f"**Classes**: {named}",
-        "",
-        *_images(notes),
-        "| looks | multiply-adds |",
-        "|---|---|",
-        *(f"| {look} | {macs / 1e6:,.1f}M |" for look, macs in enumerate(costs.macs_after_look, start=1)),
-        f"| plain backbone, {settings.view.height_px}x{settings.view.width_px} px | {costs.backbone_macs / 1e6:,.1f}M |",
-        "",
-        *_verdict(notes),
-    ]
-    shown = {name: value for name, value in notes.items() if name not in _NO_NOTES}
-    shown |= {name: shown[name].get("sentence") for name in ("aims",) if isinstance(shown.get(name), dict)}
-    if shown:
-        lines += ["## Notes", "", *map(_note, shown.items()), ""]
-    if curve:
-        lines += [f"{len(curve)} operating points are stored; `--budget-macs` chooses among them.", ""]
-    return "\n".join(lines)
-
-
-def _images(notes: dict[str, Any]) -> list[str]:
-    """How many images there were in each split."""
-    counts = notes.get("images")
-    if not isinstance(counts, dict):
-        return []
-    known = {name: _number(count) for name, count in counts.items()}
-    counted = ", ".join(f"{count:,.0f} {markdown(name, _LONGEST_NAME)}" for name, count in known.items() if count)
-    return [f"**Images**: {counted}", ""] if counted else []
-
-
-def _verdict(notes: dict[str, Any]) -> list[str]:
-    """The network beside the same backbone on resized images, and the conclusion."""
-    verdict = notes.get("verdict")
-    if not isinstance(verdict, dict):
-        return []
-    lines = ["## Verdict", "", markdown(str(verdict.get("sentence")), _LONGEST_NOTE), ""]
-    rows = _points(notes)
-    if rows:
-        lines += ["| | accuracy | 95 % interval | multiply-adds |", "|---|---|---|---|", *map(_point, rows), ""]
-    return lines
-
-
-def _point(row: dict[str, Any]) -> str:
-    low, high = _share(row.get("accuracy_low")), _share(row.get("accuracy_high"))
-    interval = "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
-    macs = _number(row.get("mean_macs"))
-    cost = "" if macs is None else f"{macs / 1e6:,.1f}M"
-    name = markdown(str(row.get("name")), _LONGEST_NAME)
-    return f"| {name} | {100 * row['accuracy']:.1f} % | {interval} | {cost} |"
-
-
-def _note(note: tuple[str, Any]) -> str:
-    name, value = note
-    return f"- {markdown(name.replace('_', ' '), _LONGEST_NAME)}: {markdown(str(value), _LONGEST_NOTE)}"

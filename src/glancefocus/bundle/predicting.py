@@ -13,20 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.costs import Latency
 from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_clip_array
-from glancefocus.data.images import MAX_PIXELS, as_rgb, read_picture
+from glancefocus.data.images import MAX_PIXELS, Picture, as_rgb, normalise_small, read_picture, view_array, view_pixels
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
-from glancefocus.data.views import Picture, normalise_small, view_array, view_pixels
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
-from glancefocus.exits.curve import Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
-from glancefocus.exits.rule import CandidateRule, Deadline, ExitRule, every_look, score_named
-from glancefocus.free_memory import batch_bytes, bytes_of, is_out_of_memory
-from glancefocus.loop import look_until_sure
+from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
+from glancefocus.look import Scene, as_scene
+from glancefocus.loop import CandidateRule, Deadline, ExitRule, every_look, look_until_sure, score_named
+from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
-from glancefocus.runtime.runner import check_threads
-from glancefocus.scene import Scene, as_scene
 from glancefocus.settings import NetworkSettings
 from glancefocus.stream import look_at_stream, without_gradients
 from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
@@ -68,7 +64,7 @@ class Viewed:
     @property
     def held_bytes(self) -> int:
         """Memory that the image and the pictures take."""
-        return bytes_of(self.image) + sum(_PILLOW_BYTES * one.width * one.height for one in self.pictures)
+        return self.image.nbytes + sum(_PILLOW_BYTES * one.width * one.height for one in self.pictures)
 
 
 def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int) -> list[Picture | Viewed]:
@@ -81,8 +77,9 @@ def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int)
 
 
 def least_px(settings: NetworkSettings) -> int:
-    """Side of the largest patch; smaller pictures are upscaled until it fits."""
-    return max(settings.patch_px) if settings.looks > 1 else 1
+    """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
+    extents = [view.extent for view in settings.candidates if isinstance(view.extent, int)]
+    return max(extents, default=1) if settings.looks > 1 else 1
 
 
 def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:

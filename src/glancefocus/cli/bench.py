@@ -11,19 +11,19 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.cli.options import Flag, Json, SplitName, command_options, words_of
-from glancefocus.cli.printing import Display, display, notice, output, print_bad_files, print_line, progress_bars
+from glancefocus.cli.main import Display, Flag, Json, SplitName, command_options, display, output, words_of
+from glancefocus.cli.printing import notice, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
 from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share, Threads
 
 if TYPE_CHECKING:
     import torch
 
-    from glancefocus.bench.wall_clock import Subject, Timing
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.costs import Costs
+    from glancefocus.evaluation.wall_clock import Subject, Timing
     from glancefocus.exits.curve import Point
     from glancefocus.network.model import GlanceFocus
+    from glancefocus.outcome import Costs
 
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)
@@ -108,8 +108,8 @@ def bench_network(options: BenchOptions) -> None:
 
     Example: gf bench runs/signs/bundle signs --runtime onnx openvino
     """
-    from glancefocus.bench.wall_clock import BRIEF_BATCHES, images_needed
-    from glancefocus.bundle.hub import local_folder
+    from glancefocus.bundle.sharing import local_folder
+    from glancefocus.evaluation.wall_clock import BRIEF_BATCHES, images_needed
     from glancefocus.network.presets import PRESETS
     from glancefocus.runtime.choose import RUNTIMES, check_name
 
@@ -144,7 +144,7 @@ def _measured(
     subject: "Subject", batches: Sequence[int], options: BenchOptions, shown: Display, rows: "TimingRows | None"
 ) -> list["Timing"]:
     """All cases, one after the other; in about two minutes, unless --rounds or --all was given."""
-    from glancefocus.bench.wall_clock import bench, brief_runtimes, usual_cases
+    from glancefocus.evaluation.wall_clock import bench, brief_runtimes, usual_cases
 
     device = next(subject.net.parameters()).device
     runtimes = brief_runtimes(device) if options.runtimes is None and not options.everything else options.runtimes
@@ -199,8 +199,8 @@ def preset_subject(options: BenchOptions, most_images: int) -> "Subject":
     """A preset with random weights on noise; the share that stops after each look is the paper's, unless options give another."""
     import torch
 
-    from glancefocus.network.build import create, make_up_weights
     from glancefocus.network.macs import count_costs
+    from glancefocus.network.weights import create, make_up_weights
     from glancefocus.training.recipes import assign
 
     name, data = options.network, options.data
@@ -220,10 +220,10 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     """A trained network, on data with thresholds for its backbone's accuracy, or on noise with given shares that stop."""
     import torch
 
-    from glancefocus.bench.wall_clock import Subject
     from glancefocus.bundle.bundle import load
     from glancefocus.evaluation.choosing import at_backbone_accuracy
     from glancefocus.evaluation.records import Records, looks_folder
+    from glancefocus.evaluation.wall_clock import Subject
 
     if options.setting or options.light_policy:
         raise BadSetting(
@@ -246,7 +246,7 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     backbone = _backbone_of(bundle, folder, options.backbone)
     records = Records(bundle, options.data, looks_folder(folder), progress=progress)
     found = at_backbone_accuracy(records, backbone, most_images, split=options.split)
-    print_bad_files(records.bad_files)
+    print_remarks(records.bad_files)
     for remark in records.remarks(records.to_measure(options.split)):
         notice(remark)
     return Subject(
@@ -288,7 +288,7 @@ def _forced(
     generator: "torch.Generator",
 ) -> "Subject":
     """Noise; the share that stops after each look comes from the options, from the bundle (`usual`), or from the paper."""
-    from glancefocus.bench.wall_clock import checked_shares, forced_subject, shares_within
+    from glancefocus.evaluation.wall_clock import checked_shares, forced_subject, shares_within
 
     looks = net.settings.looks
     if options.exits is not None:
@@ -330,7 +330,7 @@ def _print(subject: "Subject", timings: Sequence["Timing"]) -> None:
 
 
 def _shares(timings: Sequence["Timing"]) -> Table:
-    from glancefocus.bench.time_shares import SHARES
+    from glancefocus.evaluation.latency import SHARES
 
     table = Table(title="where the time of glancefocus goes, in %, and the milliseconds of each look")
     table.add_column("runtime", no_wrap=True)

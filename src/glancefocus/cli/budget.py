@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 
-from glancefocus.cli.options import (
+from glancefocus.cli.main import (
     BundleName,
     Flag,
     Json,
@@ -16,8 +16,9 @@ from glancefocus.cli.options import (
     SplitName,
     Threads,
     command_options,
+    output,
 )
-from glancefocus.cli.printing import cell, notice, output, print_bad_files, print_line, progress_bars
+from glancefocus.cli.printing import cell, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting
 from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
 
@@ -49,20 +50,24 @@ class BudgetOptions:
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None
     """Method that finds the thresholds. direct: search for the highest accuracy. geometric: the share of images that stop grows or
     shrinks by one factor from look to look, as in the paper's code; geometric-paper: this share can only shrink. genetic: a
-    genetic algorithm, for networks with several patch sizes. Default: direct; genetic with several patch sizes."""
+    genetic algorithm, for networks with several candidate views. Default: direct; genetic with several candidate views."""
     score: Literal["confidence", "entropy", "value", "random"] | None = None
     """The score that is compared with the thresholds; images stop above them. confidence: the largest class probability. entropy:
     1 for a certain answer, 0 for equal probabilities. value: from the critic of the policy, high where another look promises
     little. random: a baseline. Default: the score stored in the bundle."""
     on: Literal["held-out", "train"] = "held-out"
-    """Which images are used to choose the thresholds: held-out ones (see --split), or, as in the paper, the training images."""
+    """Which images of DATA choose the thresholds. held-out: images that the network was not trained on (see --split). train: the
+    training images, as in the released code of the paper; answers to these are more confident than answers to new images, so new
+    images cost more than the thresholds assume. The result is measured on held-out images, if there are any."""
     split: SplitName | None = None
     """With --on held-out: the split used to choose the thresholds. The result is then measured on other held-out images; if there
     are none, by cross-validation on the same images. Images that were used to train the network are recognised by their content
     and left out, except with train or all. Default: val."""
     calibrate: Flag = False
-    """First fit one temperature per look, so that confidences match accuracies. If no other images are held out, one half of the
-    images is then used for the temperatures and thresholds, and the other half to measure the result."""
+    """Before choosing thresholds, fit one temperature per look, by which answers are divided so that confidences match accuracies,
+    and store them in the bundle. `gf train` does this already for your own images, unless you name a preset of the paper. If no
+    other images are held out, one half of the images is used for the temperatures and thresholds, and the other half to measure
+    the result."""
     batch_size: BatchSize = 1
     """Number of images processed together when milliseconds are measured."""
     runtime: Runtime = None
@@ -105,10 +110,10 @@ def budget(options: BudgetOptions) -> None:
 
     Example: gf budget runs/signs/bundle signs --macs 9e6
     """
-    from glancefocus.bench.latency import measure_latency
     from glancefocus.bundle.bundle import load
-    from glancefocus.bundle.hub import local_folder, refuse_writing
+    from glancefocus.bundle.sharing import local_folder, refuse_writing
     from glancefocus.evaluation.choosing import choose_images, within_budget
+    from glancefocus.evaluation.latency import measure_latency
     from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.exits.budget import solve_curve
     from glancefocus.exits.curve import leave_thresholds
@@ -127,8 +132,8 @@ def budget(options: BudgetOptions) -> None:
     _refuse_early(bundle, options)
     if options.score is not None:
         bundle.score = options.score
-        # Refuses a score that does not work with several patch sizes.
-        bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.patch_px)))
+        # Refuses a score that does not work with several candidate views.
+        bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.candidates)))
     with progress_bars(quiet=options.json) as progress:
         records = Records(
             bundle,
@@ -141,10 +146,8 @@ def budget(options: BudgetOptions) -> None:
         if options.calibrate:
             bundle.temperatures = _temperatures(records, options)
         choice = choose_images(records, options.on, split=options.split, in_halves=options.calibrate)
-        print_bad_files(records.bad_files)
         remarks = records.remarks(choice.split)
-        for remark in remarks:
-            notice(remark)
+        print_remarks(records.bad_files, remarks)
         if options.ms is not None:
             keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
             bundle.latencies = [*keep, measure_latency(bundle, batch_size=options.batch_size)]
@@ -170,7 +173,7 @@ def _refuse_early(bundle: "Bundle", options: BudgetOptions) -> None:
     from glancefocus.exits.budget import check_solver
     from glancefocus.exits.curve import refuse_budget
 
-    check_solver(len(bundle.settings.patch_px), options.solver)
+    check_solver(len(bundle.settings.candidates), options.solver)
     if options.budget is not None:
         refuse_budget(
             options.budget, bundle.costs.macs_after_look[0] if options.ms is None else options.budget, options.unit
@@ -182,8 +185,7 @@ def _refuse_early(bundle: "Bundle", options: BudgetOptions) -> None:
 def _temperatures(records: "Records", options: BudgetOptions) -> tuple[float, ...]:
     """Fitted only on the images that choose the thresholds."""
     from glancefocus.evaluation.assess import halves
-    from glancefocus.evaluation.calibration import fit_temperatures
-    from glancefocus.evaluation.choosing import choosing_and_measuring
+    from glancefocus.evaluation.choosing import choosing_and_measuring, fit_temperatures
 
     if records.made_before is not None:
         raise BadSetting(
@@ -211,8 +213,7 @@ def _measured_curve(
     """The curve, measured on images that did not choose its thresholds."""
     import numpy as np
 
-    from glancefocus.evaluation.assess import with_interval
-    from glancefocus.exits.budget import cross_fitted_curve
+    from glancefocus.exits.budget import cross_fitted_curve, with_interval
 
     if measuring is None:
         points = cross_fitted_curve(replace(choosing, unit="macs"), curve, solver=solver)
@@ -225,14 +226,13 @@ def _measured_curve(
 def _result(bundle: "Bundle", choice: "Choice", options: BudgetOptions, found: "Budgeted") -> dict[str, Any]:
     import numpy as np
 
-    from glancefocus.evaluation.assess import with_interval
-    from glancefocus.exits.budget import check_solver
+    from glancefocus.exits.budget import check_solver, with_interval
 
     latency = bundle.latency_here()
     return {
         "thresholds": np.asarray(found.thresholds, dtype=np.float64).tolist(),
         "score": bundle.score,
-        "solver": check_solver(len(bundle.settings.patch_px), options.solver),
+        "solver": check_solver(len(bundle.settings.candidates), options.solver),
         "temperatures": None if bundle.temperatures is None else list(bundle.temperatures),
         "budget": options.budget if found.binds else None,
         "unit": options.unit,
@@ -257,7 +257,7 @@ def _store(
 ) -> None:
     import numpy as np
 
-    from glancefocus.exits.curve import frozen
+    from glancefocus.loop import frozen
 
     bundle.thresholds = frozen(np.asarray(thresholds, dtype=np.float64).tolist())
     bundle.curve = curve

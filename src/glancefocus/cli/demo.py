@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
-from glancefocus.cli.options import Json, OutputName, command_options
-from glancefocus.cli.printing import notice, output, print_line, print_verdict
+from glancefocus.cli.main import Json, OutputName, command_options, output
+from glancefocus.cli.printing import notice, print_line, print_verdict
 from glancefocus.errors import BadData
 from glancefocus.files import write_file
 from glancefocus.values import Seed
@@ -45,7 +45,7 @@ def demo(options: DemoOptions = DemoOptions()) -> None:  # noqa: B008, cyclopts 
     Example: gf demo
     """
     from glancefocus.evaluation.verdict import read_verdict
-    from glancefocus.free_memory import keep_freed_memory
+    from glancefocus.machine import keep_freed_memory
     from glancefocus.training.checkpoint import write_run_file
     from glancefocus.training.run import train
     from glancefocus.training.run_folder import BUNDLE_FOLDER, asked_for, choose_run, run_stop_message

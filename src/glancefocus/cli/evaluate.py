@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from glancefocus.cli.options import (
+from glancefocus.cli.main import (
     BundleName,
     Json,
     LightWeights,
@@ -14,8 +14,9 @@ from glancefocus.cli.options import (
     SplitName,
     Threads,
     command_options,
+    output,
 )
-from glancefocus.cli.printing import notice, output, print_bad_files, print_line, print_verdict, progress_bars
+from glancefocus.cli.printing import print_line, print_remarks, print_verdict, progress_bars
 from glancefocus.values import BadFiles, BatchSize, Workers
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ class EvaluateOptions:
     max_bad_files: BadFiles = 10
     """Skip up to this many damaged files. Abort if there are more."""
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
-    """What to compare with. as-is: the backbone of the run on the same images, resized to several sizes. tuned: also the backbone
-    fine-tuned at two smaller sizes, which takes as long as training it again. none: nothing."""
+    """The simpler alternatives (rivals) that the network is compared with, at equal cost. as-is: the backbone of the run on the
+    same images, resized to several sizes; the network's own encoders, each alone; and cascades of these. tuned: also the backbone
+    trained further at each smaller size, in the folder of the run; for each this takes about as long as the stage glance. none: no
+    comparison."""
     json: Json = False
 
 
@@ -64,11 +67,11 @@ def evaluate(options: EvaluateOptions) -> None:
 
     Example: gf evaluate runs/signs/bundle signs -o report
     """
-    from glancefocus.bench.latency import measure_latency
     from glancefocus.bundle.bundle import load
-    from glancefocus.bundle.hub import local_folder
+    from glancefocus.bundle.sharing import local_folder
     from glancefocus.evaluation.assess import assess, look_table
     from glancefocus.evaluation.every_look import noted_aims
+    from glancefocus.evaluation.latency import measure_latency
     from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
     from glancefocus.exits.table import check_table
@@ -94,10 +97,8 @@ def evaluate(options: EvaluateOptions) -> None:
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None
         chose = records.chose(name)
-    print_bad_files(records.bad_files)
     remarks = records.remarks(name)
-    for remark in remarks:
-        notice(remark)
+    print_remarks(records.bad_files, remarks)
     if options.latency and bundle.latency_here() is None:
         bundle.latencies = [*bundle.latencies, measure_latency(bundle, batch_size=options.batch_size)]
     check_table(look_table(bundle, record))
@@ -129,10 +130,9 @@ def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options:
 
     With --rivals tuned the backbone is first fine-tuned at smaller sizes, in the run of the bundle, unless that is done already.
     """
-    from glancefocus.bench.latency import measure_rival_times
-    from glancefocus.evaluation.judge import Weights, judge
+    from glancefocus.evaluation.latency import measure_rival_times
     from glancefocus.evaluation.records import looks_folder
-    from glancefocus.evaluation.rivals import tuned_files
+    from glancefocus.evaluation.rivals import Weights, judge, tuned_files
     from glancefocus.evaluation.verdict import no_verdict
     from glancefocus.training.run import tune_rivals_of
     from glancefocus.training.run_folder import BACKBONE_FILE

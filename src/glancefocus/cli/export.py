@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from rich.table import Table
 
-from glancefocus.cli.options import BundleName, Flag, Json, OutputName, command_options
-from glancefocus.cli.printing import cell, output, print_line, progress_bars
+from glancefocus.cli.main import BundleName, Flag, Json, OutputName, command_options, output
+from glancefocus.cli.printing import cell, print_line, progress_bars
 from glancefocus.errors import BadSetting
 from glancefocus.values import Count, Points
 
@@ -29,11 +29,14 @@ class ExportOptions:
     max_images: Count = 200
     """Compare on at most this many images."""
     int8: Flag = False
-    """Export graphs with 8-bit integers, for onnx and openvino. Needs --calibrate."""
+    """Quantise the graphs to 8-bit integers: smaller files, and some loss of accuracy (see --max-drop). For onnx and
+    openvino. Needs --calibrate."""
     calibrate: str | None = None
-    """Labelled data for --int8. Some of its images calibrate the graphs, others measure the loss of accuracy."""
+    """With --int8: labelled images, given as DATA of `gf evaluate`. Training images (or one half, if there is only one split) run
+    through the network to find the range of values in every layer, from which the 8-bit scales follow. Test images (or the other
+    half) measure how much accuracy is lost. It has nothing to do with temperatures or thresholds."""
     max_drop: Points = 1.0
-    """Percentage points of accuracy that --int8 may lose. If it loses more, nothing is written."""
+    """Percentage points of accuracy that --int8 may lose, such as 1. If it loses more, nothing is written."""
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -53,8 +56,8 @@ def export(options: ExportOptions) -> None:
     Example: gf export runs/signs/bundle --to onnx -o exported/signs --images signs
     """
     from glancefocus.bundle.bundle import load
+    from glancefocus.export.contents import format_named
     from glancefocus.export.deliver import Int8, export_bundle
-    from glancefocus.export.formats import format_named
 
     format_named(options.to)  # refuses an unknown format before the bundle is loaded
     bundle = load(options.bundle, device="cpu")

@@ -1,6 +1,15 @@
-"""The command `gf`: reads the command line, calls the verb, and turns a user's mistake into one sentence and exit code 2.
+"""The command `gf`: reads the options of a verb, calls it, prints rows, and turns a user's mistake into a sentence and exit code 2.
 
-The modules of the verbs are imported when they are needed, and import nothing slow before they run: `gf --help` is instant.
+The options of a verb are one frozen dataclass: its fields are the signature, the texts below them the help.
+
+    @command_options
+    @dataclass(frozen=True)
+    class ModelsOptions:
+        json: Json = False
+
+Numbers, texts and paths are checked by the type of their field. The ranges are those of `glancefocus.values`, so that an option and
+the setting behind it have the same limits. Names, flags, choices and help pages are left to cyclopts. The modules of the verbs are
+imported when they are needed, and import torch and everything that needs it inside their functions: `gf --help` is instant.
 """
 
 import contextlib
@@ -9,6 +18,13 @@ import io
 import os
 import sys
 import time
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from glancefocus import interrupts
 
@@ -16,12 +32,15 @@ if __name__ == "__main__":
     interrupts.take_over()  # before the imports below, which take a while
 
 import cyclopts
+from cyclopts import Parameter, Token
+from rich.console import Console, RenderableType
 
 import glancefocus
-from glancefocus.errors import GlancefocusError
-from glancefocus.escaping import lines_kept
-from glancefocus.files import cache_path
-from glancefocus.values import shortened
+from glancefocus import values
+from glancefocus.errors import BadSetting, GlancefocusError
+from glancefocus.machine import cache_path
+from glancefocus.progress import ProgressBars
+from glancefocus.values import Range, checked_number, lines_kept, shortened
 
 # {verb: the function that runs it}, in the order of the help page. Their docstrings are their help.
 VERBS = {
@@ -32,7 +51,7 @@ VERBS = {
     "predict": "predict:predict",
     "bench": "bench:bench_network",
     "export": "export:export",
-    "import": "import_checkpoint:import_checkpoint",
+    "import": "models:import_checkpoint",
     "models": "models:models",
 }
 
@@ -158,6 +177,210 @@ def _system_error(error: BaseException) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         return _mistake(f"{shortened(os.fsdecode(error.filename), 200)}: {error.strerror or error}.")
     raise error
+
+
+Options = TypeVar("Options", bound=type)
+
+
+# Types of options that several verbs have.
+BundleName = Annotated[
+    str,
+    Parameter(
+        help="A bundle: the folder of a trained network, written by `gf train` or `gf import`; "
+        "or hf://user/name (hf://user/name@revision) on the Hugging Face hub."
+    ),
+]
+
+
+OutputName = Parameter(name=["--output", "-o"])
+
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+
+
+Json = Annotated[Flag, Parameter(name="--json", help="Print JSON for programs instead of text for people.")]
+
+
+Runtime = Annotated[
+    str | None,
+    Parameter(
+        help="Inference backend. plain: torch, without any preparation; eager: torch, batch norms folded into convolutions; "
+        "compile: torch.compile; onnx: ONNX Runtime; openvino: OpenVINO; auto: the fastest one for this network and "
+        "device, measured once and remembered. Answers are the same up to rounding. Default: torch modules as they were trained."
+    ),
+]
+
+
+Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]
+
+
+LightWeights = Annotated[
+    Flag,
+    Parameter(
+        help="With --runtime onnx: int8 weights in memory-bound layers, faster for single pictures and small batches. "
+        "The weights are rounded, so a few answers may differ.",
+    ),
+]
+
+
+SplitName = typing.Literal["train", "val", "test", "all"]
+
+
+def command_options(options: Options) -> Options:
+    """The dataclass, flattened into options of the command. A wrong value raises BadSetting, not an error of cyclopts."""
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        reader = _reader_of(hint, name)
+        if reader is not None:
+            options.__annotations__[name] = Annotated[hint, Parameter(converter=reader.read)]
+    return Parameter(name="*")(options)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Converts the words of one option.
+
+    kind    type of a value: int, float, str or Path
+    bounds  range of a number
+    shape   list or tuple for several values; the numbers of a list may also be separated by commas
+    name    name of the parameter, for values without an option in front
+    """
+
+    kind: type
+    bounds: Range | None
+    shape: type | None
+    name: str
+
+    def read(self, tokens: Sequence[Token]) -> Any:
+        with_commas = self.shape is list and self.bounds is not None
+        words = [
+            (token, word)
+            for token in tokens
+            for word in (filter(None, token.value.split(",")) if with_commas else [token.value])
+        ]
+        values = [self._value(word, token.keyword or self.name.upper()) for token, word in words]
+        return values[0] if self.shape is None else self.shape(values)
+
+    def _value(self, word: str, option: str) -> Any:
+        if self.bounds is None:
+            return self.kind(_checked_text(word, option))
+        try:
+            return read_number(self.kind, self.bounds, word, option)
+        except BadSetting as error:
+            if self.shape is not list or _is_number(word):
+                raise
+            raise BadSetting(f"{error} Arguments without an option go before {option}.") from None
+
+
+def _checked_text(text: str, option: str) -> str:
+    if not text:
+        raise BadSetting(f"{option} is an empty text. Leave it out, or give it a value.")
+    if "\0" in text:
+        raise BadSetting(f"{option} contains a zero character, which names cannot contain. Remove it.")
+    return text
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _reader_of(hint: Any, name: str) -> _Reader | None:
+    """How to read an option of this type; None: cyclopts reads it."""
+    hint, shape = _bare(hint), None
+    if typing.get_origin(hint) in (list, tuple):
+        shape = typing.get_origin(hint)
+        hint = _bare(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Annotated:
+        kind, bounds = typing.get_args(hint)[:2]
+        return _Reader(kind, bounds, shape, name)
+    return _Reader(hint, None, shape, name) if hint in (str, Path) else None
+
+
+def _bare(hint: Any) -> Any:
+    """Without `| None`, and without Annotated unless it holds a range."""
+    while True:
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated and not isinstance(arguments[1], Range):
+            hint = arguments[0]
+        elif origin in (typing.Union, types.UnionType):
+            inner = [argument for argument in arguments if argument is not type(None)]
+            if len(inner) != 1:
+                return hint
+            (hint,) = inner
+        else:
+            return hint
+
+
+def words_of(given: Sequence[str]) -> list[str]:
+    """Words that were given one by one, or separated by commas."""
+    return [word for text in given for word in text.split(",") if word]
+
+
+def read_number(kind: type, bounds: Range, text: str, name: str) -> Any:
+    """A number from text: 2e8 and 1_000 are read as Python reads them, 64.0 and 1e3 count as whole numbers."""
+    value = _parsed(text)
+    if kind is int and isinstance(value, float) and value in bounds and value.is_integer():
+        value = int(value)
+    try:
+        return checked_number(kind, bounds, value, name)
+    except BadSetting:
+        raise BadSetting(f"{name} must be {bounds.words(kind)}, but got {shortened(text) or repr(text)}.") from None
+
+
+def _parsed(text: str) -> float | None:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:  # raised for too many digits, too
+            pass
+    return None
+
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def output() -> Console:
+    """Standard output; as wide as the terminal, or wide enough for our tables if it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
+
+
+def notices() -> Console:
+    """Standard error, for progress and remarks, so that standard output can be piped."""
+    return Console(stderr=True)
+
+
+class Display:
+    """Rows on standard output, and below them a progress bar with the remaining time."""
+
+    def __init__(self, console: Console, progress: Callable[[str, float, float], None]) -> None:
+        self.console = console
+        self.progress = progress
+
+    def show(self, row: RenderableType) -> None:
+        """Print a row, a table, ..."""
+        self.console.print(row)
+
+
+@contextmanager
+def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool = False) -> Iterator[Display]:
+    """Show a progress bar on the terminal while the block runs, and print rows above it.
+
+    for_programs  standard output is read by a program: the bar is shown only if standard output is not the terminal
+    quiet         show no bar
+    """
+    console = output()
+    # If one terminal shows both, one console must write both; otherwise rows and bar would overwrite each other.
+    place = console if console.is_terminal and not for_programs else notices()
+    if quiet or not place.is_terminal or (for_programs and console.is_terminal):
+        yield Display(console, lambda what, done, total: None)
+        return
+    # Rich must not redirect standard output: rows for a program would end up on standard error.
+    with ProgressBars(place, in_percent=in_percent, redirect=False) as bars:
+        yield Display(console, bars.show)
 
 
 if __name__ == "__main__":

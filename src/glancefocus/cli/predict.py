@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from glancefocus.cli.options import (
+from glancefocus.cli.main import (
     BundleName,
+    Display,
     Flag,
     Json,
     LightWeights,
@@ -23,6 +24,7 @@ from glancefocus.cli.options import (
     Runtime,
     Threads,
     command_options,
+    display,
 )
 from glancefocus.cli.predict_output import (
     Answer,
@@ -36,10 +38,8 @@ from glancefocus.cli.predict_output import (
     make_folder,
     opened_output,
 )
-from glancefocus.cli.printing import Display, display
 from glancefocus.errors import BadImage, BadSetting, UnknownName
-from glancefocus.escaping import lines_kept
-from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
+from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -60,8 +60,8 @@ class PredictOptions:
     """Take exactly this many looks at every picture, without early exit."""
     thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None
     """Stop after a look when the score is above its threshold: one number for each look, the glance included, except the last. Put
-    this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several patch sizes needs one number
-    for each size, look by look."""
+    this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several candidate views needs one
+    number for each view, look by look."""
     budget_macs: MultiplyAdds | None = None
     """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve that `gf
     train` and `gf budget` store in the bundle."""
@@ -170,7 +170,7 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         full_batch=options.batch_size,
         deadline_ms=options.deadline_ms,
         merge=merge,
-        **options.stopping(len(bundle.settings.patch_px)),
+        **options.stopping(len(bundle.settings.candidates)),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
     errors: list[str] = []
@@ -273,13 +273,16 @@ class _Files:
 def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
     """(file, None) for every file, those in folders included; (folder, what is wrong) for a folder without any."""
     from glancefocus.data.clips import find_clips
-    from glancefocus.data.images import find_pictures
+    from glancefocus.data.folders import find_pictures
 
     names: list[tuple[str, str | None]] = []
     for file in files:
         try:
+            if file == "-" or (frames == 1 and not Path(file).is_dir()):
+                names.append((str(Path(file)), None))
+                continue
             found = find_pictures([file]) if frames == 1 else find_clips([file])
-            names += [("-", None)] if file == "-" else [(str(path), None) for path in found]
+            names += [(str(path), None) for path in found]
         except BadImage as error:
             names.append((file, str(error)))
     if names.count(("-", None)) > 1:
@@ -289,7 +292,7 @@ def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
 
 def _standard_input() -> bytes:
     from glancefocus.data.images import MAX_BYTES
-    from glancefocus.files import read_stream
+    from glancefocus.machine import read_stream
 
     try:
         return read_stream(sys.stdin.buffer, MAX_BYTES)
@@ -301,7 +304,7 @@ def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:
     """Thresholds as a list for each look."""
     if len(numbers) % sizes:
         raise BadSetting(
-            f"this network has {sizes} patch sizes: give {sizes} thresholds for each look, but got {len(numbers)}."
+            f"this network has {sizes} candidate views: give {sizes} thresholds for each look, but got {len(numbers)}."
         )
     return [list(numbers[start : start + sizes]) for start in range(0, len(numbers), sizes)]
 
@@ -316,7 +319,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
             f"this network looks at clips of {bundle.settings.frames} frames, but --camera answers single frames. "
             "Give video files without --camera, or use a network for images."
         )
-    stopping = options.stopping(len(bundle.settings.patch_px))
+    stopping = options.stopping(len(bundle.settings.candidates))
     bundle.exit_rule(**stopping)  # refuses a wrong budget before the camera is opened
     summary = Summary(bundle.costs.backbone_macs, "frames")
     form = chosen_form(options.forms, options.output)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import sys
 import time
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.cli import printing
+from glancefocus.cli.main import output
 from glancefocus.errors import BadSetting
-from glancefocus.escaping import lines_kept
 from glancefocus.files import write_file, write_text
+from glancefocus.values import lines_kept
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,27 +33,30 @@ Answer = dict[str, Any]
 
 
 def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
-    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty."""
-    from glancefocus.export.standalone.predict import answer
+    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty.
 
-    costs, boxes = outcome.cost_macs.tolist(), outcome.boxes
+    A threshold that is not finite becomes None, because JSON has no infinity.
+    """
+    costs, boxes, patch_px = outcome.cost_macs.tolist(), outcome.boxes, outcome.patch_px
     answers = []
     for row, taken in enumerate(outcome.looks.tolist()):
+        threshold = outcome.threshold(row)
         answers.append(
-            answer(
-                "",
-                label=outcome.name(int(outcome.answer[row])),
-                confidence=float(outcome.confidence[row]),
-                looks=taken,
-                sure=bool(outcome.sure[row]),
-                threshold=outcome.threshold(row),
-                where=outcome.where[row, : taken - 1].tolist(),
-                boxes=boxes[row],
-                patch_px=outcome.patch_px[row, : taken - 1].tolist(),
-                cost_macs=int(costs[row]),
-                top=outcome.top(row, topk),
-                notes=outcome.notes[row] if outcome.notes else (),
-            )
+            {
+                "file": "",
+                "label": outcome.name(int(outcome.answer[row])),
+                "confidence": float(outcome.confidence[row]),
+                "looks": taken,
+                "sure": bool(outcome.sure[row]),
+                "threshold": threshold if threshold is not None and math.isfinite(threshold) else None,
+                "where": outcome.where[row, : taken - 1].tolist(),
+                "boxes": [list(box) for box in boxes[row]],
+                "patch_px": patch_px[row, : taken - 1].tolist(),
+                "views": [outcome.views[each].name for each in outcome.candidate[row, : taken - 1].tolist()],
+                "cost_macs": int(costs[row]),
+                "top": [{"label": name, "confidence": share} for name, share in outcome.top(row, topk)],
+                "notes": list(outcome.notes[row]) if outcome.notes else [],
+            }
         )
     return answers
 
@@ -173,7 +177,7 @@ class LineOutput:
     """One line for each frame of a camera, for people."""
 
     def __init__(self) -> None:
-        self.console = printing.output()
+        self.console = output()
 
     def write(self, answer: Answer, stopped: str) -> None:
         line = (
@@ -190,7 +194,7 @@ class WrittenOutput:
     """Answers as JSON, JSON lines or CSV, on standard output or in a file."""
 
     def __init__(self, stream: TextIO, form: str, file: Path | None, with_frames: bool) -> None:
-        from glancefocus.export.standalone.predict import FIELDS, FRAME_FIELDS, AnswerWriter
+        from glancefocus.export.predict import FIELDS, FRAME_FIELDS, AnswerWriter
 
         self.writer = AnswerWriter(stream, form, (*FIELDS, *FRAME_FIELDS) if with_frames else FIELDS)
         self.file = file

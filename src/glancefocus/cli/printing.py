@@ -1,30 +1,17 @@
-"""Output of the commands: results on standard output, progress and remarks on standard error."""
+"""Text that several verbs print: results on standard output, remarks and progress on standard error."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
 from rich.markup import escape
 
-from glancefocus.escaping import lines_kept
+from glancefocus.cli.main import notices, output
 from glancefocus.progress import Progress, ProgressBars
+from glancefocus.values import lines_kept
 
 if TYPE_CHECKING:
     from glancefocus.evaluation.verdict import Verdict
-
-WIDTH_WITHOUT_TERMINAL = 120
-
-
-def output() -> Console:
-    """Standard output; as wide as the terminal, or wide enough for our tables if it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
-
-
-def notices() -> Console:
-    """Standard error, for progress and remarks, so that standard output can be piped."""
-    return Console(stderr=True)
 
 
 def print_line(text: str) -> None:
@@ -49,42 +36,14 @@ def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
         yield bars.show
 
 
-class Display:
-    """Rows on standard output, and below them a progress bar with the remaining time."""
-
-    def __init__(self, console: Console, progress: Callable[[str, float, float], None]) -> None:
-        self.console = console
-        self.progress = progress
-
-    def show(self, row: RenderableType) -> None:
-        """Print a row, a table, ..."""
-        self.console.print(row)
-
-
-@contextmanager
-def display(*, for_programs: bool = False, in_percent: bool = False, quiet: bool = False) -> Iterator[Display]:
-    """Show a progress bar on the terminal while the block runs, and print rows above it.
-
-    for_programs  standard output is read by a program: the bar is shown only if standard output is not the terminal
-    quiet         show no bar
-    """
-    console = output()
-    # If one terminal shows both, one console must write both; otherwise rows and bar would overwrite each other.
-    place = console if console.is_terminal and not for_programs else notices()
-    if quiet or not place.is_terminal or (for_programs and console.is_terminal):
-        yield Display(console, lambda what, done, total: None)
-        return
-    # Rich must not redirect standard output: rows for a program would end up on standard error.
-    with ProgressBars(place, in_percent=in_percent, redirect=False) as bars:
-        yield Display(console, bars.show)
-
-
-def print_bad_files(problems: Sequence[str]) -> None:
-    """List the files that could not be read and were skipped."""
+def print_remarks(problems: Sequence[str], remarks: Sequence[str] = ()) -> None:
+    """List the files that could not be read and were skipped, then other remarks."""
     if problems:
         notice(f"{len(problems)} files cannot be read and are skipped:")
         for problem in problems:
             notice(f"  {problem}")
+    for remark in remarks:
+        notice(remark)
 
 
 def print_verdict(verdict: "Verdict") -> None:

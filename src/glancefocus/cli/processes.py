@@ -15,10 +15,10 @@ from typing import Any
 
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.interrupts import EXIT_CODE, LAUNCHED, Interrupted, interruptible, write_unbuffered
+from glancefocus.training.journal import NONE
 from glancefocus.training.run import threads_per_process
 from glancefocus.training.run_folder import locked, prepare_folder, run_stop_message
 from glancefocus.training.settings import TrainSettings
-from glancefocus.training.trackers import NONE
 
 _POLL_S = 0.1
 _GRACE_S = 5.0  # time for the other processes to end by themselves after one has failed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from glancefocus.cli.options import Flag, Json, OutputName, command_options
+from glancefocus.cli.main import Flag, Json, OutputName, command_options
 from glancefocus.cli.printing import notice, print_line, print_verdict
 from glancefocus.errors import BadBundle, BadRun, BadSetting
 from glancefocus.interrupts import prints_messages
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SENTENCE = 10_000
 # Options that are settings of the run under the same name.
-_CHANGES = ("weights", "start", "rounds", "batch_size", "precision", "accumulation", "seed", "rivals")
+_CHANGES = ("weights", "start", "teacher", "rounds", "batch_size", "precision", "accumulation", "seed", "rivals")
 Several = Parameter(consume_multiple=True)
 
 
@@ -59,7 +59,7 @@ class TrainOptions:
     thorough: Flag = False
     """Train for three times the epochs."""
     preset: str | None = None
-    """A network from `gf models`. Those of the paper are trained with the settings of the paper, which are meant for ImageNet and
+    """A network from `gf models`. Those of the paper are trained with the recipe of the paper, which is meant for ImageNet and
     GPUs."""
     backbone: str | None = None
     """Any timm backbone, instead of a preset. Default: tf_efficientnet_lite0; for a built-in data set, that of its own preset."""
@@ -69,25 +69,39 @@ class TrainOptions:
     start: str | None = None
     """Start a new run from the whole network of this bundle, not only from weights of a backbone. It must have the same preset or
     backbone, sizes and number of classes."""
+    teacher: str | None = None
+    """A file with weights of the same backbone, already trained on the same classes, such as backbone.safetensors in the folder of
+    another run. Glance and focus looks learn from its answers (distillation). Default: the run's own backbone, after the stage
+    backbone; stages that do not include it learn from labels only."""
     stages: list[str] | None = None
-    """Training stages to run, in this order. initialise: train the backbone and the glance encoder. 1: train encoders and
-    classifier with patches at random places. 2: train the policy, which aims the patches, by reinforcement learning. 3: fine-tune
-    encoders and classifier with this policy. joint: one stage instead of 1, 2 and 3. point, before 2 or instead of it: train the
-    policy by supervision, to aim at the peak of the backbone's class activation map. For built-in data sets also small and
-    small_glance: train backbone and glance encoder on small images first. Separate stages with commas, or repeat the option; 2 and
-    3 may come several times. Default: initialise,1,2 for your own data; otherwise the stages of the preset or built-in data
+    """Training stages to run, in this order. initialise: train the backbone on whole images, then the glance encoder on glances
+    (the same as backbone,glance). 1: train encoders and classifier on focus looks. point: train the policy, which chooses where to
+    look, by supervision: to aim where the backbone finds its evidence for the label (its class activation map). 2, instead of
+    point or after it: train the policy by reinforcement learning, as in the paper. 3: fine-tune encoders and classifier with this
+    policy. joint: one stage instead of 1, 2 and 3. For built-in data sets also small and small_glance: train backbone and glance
+    encoder on small images first. Separate stages with commas, or repeat the option; 2 and 3 may come several times. Default:
+    initialise,1,point for your own images, initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data
     set."""
     rounds: Rounds | None = None
     """Run stages 2 and 3 this many times, one after the other. They must be the last stages. Default: 1."""
     glance_px: Pixels | None = None
     """Side of the glance (the whole image, resized) in pixels. Default for this and the options below: fitted to the data, or that
     of the preset; the printed plan shows it."""
+    focus: Annotated[list[str] | None, Several] = None
+    """The views that a focus look (any look after the glance) may have, smallest first; with several, thresholds choose one for
+    each look. 96: a patch of 96 px at full resolution. 0.5@112: a square of half of the image's shorter side, resized to 112 px.
+    200px@96: a square of 200 px, resized to 96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112
+    whole@160."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
-    """Side of the patches in pixels. With several sizes, smallest first, the network chooses among them: --patch-px 32 48 64."""
+    """The same as --focus for patches at full resolution only: their sides in pixels, such as --patch-px 32 48 64."""
     looks: Looks | None = None
     """Largest number of looks at an image: the glance and the focus looks together."""
     frames: Frames | None = None
     """Train on clips (video files, or folders of frames), with this many evenly spaced frames of each."""
+    source_px: Pixels | None = None
+    """Side in pixels to which images are resized before the network looks at them, such as 448: the same as --height-px and
+    --width-px with this number. In a larger image a patch shows more detail. Glance and focus views grow with it, unless
+    --glance-px and --focus name their sizes."""
     height_px: Pixels | None = None
     """Height to which images are resized before patches are cut out."""
     width_px: Pixels | None = None
@@ -100,7 +114,10 @@ class TrainOptions:
     """Mirror training images at random. Use --no-flip if left and right have different meanings. Default: on for images, off for
     clips."""
     crop: PositiveShare | None = None
-    """Augmentation: train on random parts of each image that cover at least this share of its area. 1 turns it off."""
+    """Augmentation: in every epoch, cut a random rectangle out of each training image and resize it to the size of the image. The
+    rectangle covers at least this share of the image's area, such as 0.35; use more if small parts do not show the object. 1
+    turns it off. Images that are measured or predicted are never cut in this way. Clips are cut to fixed sizes instead; for them
+    only 1 has an effect."""
     shift_px: Shift | None = None
     """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels."""
     in_memory: bool | None = None
@@ -127,19 +144,22 @@ class TrainOptions:
     seed: Seed | None = None
     """Seed of all random numbers. On the same machine the same seed gives the same run."""
     rivals: Literal["none", "as-is", "tuned"] | None = None
-    """What to compare the network with at the end. as-is: the backbone on validation images resized to several sizes, without
-    further training. tuned: also the backbone fine-tuned at two smaller sizes, for as many epochs as the backbone itself was
-    trained. none: nothing."""
+    """The simpler alternatives (rivals) that the network is compared with at the end of the run, at equal cost. as-is: the run's
+    backbone on validation images resized to several sizes, without further training; the network's own encoders, each alone; and
+    cascades of these. tuned: also the backbone trained further at each smaller size, which takes about as long as the stage glance
+    for each. none: no comparison. Default: as-is."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
-    """Any other setting, as name=value, such as aim.reward=increment or recognise.encoder_lr=0.005. The prefixes are backbone,
-    glance, recognise (stage 1), aim (stage 2), finetune (stage 3), network and data; settings.json in the folder of a run lists
-    all names. May be repeated."""
+    """Any other setting, as name=value, such as glance.epochs=10 or recognise.encoder_lr=0.005. The prefixes are backbone, glance,
+    recognise (stage 1), point, aim (stage 2), finetune (stage 3), network and data; settings.json in the folder of a run lists all
+    names. May be repeated."""
     track: Annotated[list[str] | None, Several] = None
     """Experiment trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow, or none. Default:
     tensorboard if it is installed. The file metrics.jsonl in the folder of the run is always written."""
     json: Json = False
 
     def __post_init__(self) -> None:
+        if self.source_px is not None and (self.height_px is not None or self.width_px is not None):
+            raise BadSetting("--source-px is both --height-px and --width-px. Leave it out, or the two of them.")
         if self.quick and self.thorough:
             raise BadSetting("--quick and --thorough exclude each other. Leave one of them out.")
 
@@ -160,16 +180,16 @@ def train(options: TrainOptions) -> None:
     _check_names(options.preset, options.backbone)
     from glancefocus.cli.processes import run_in_processes
     from glancefocus.data.worlds import WORLDS
-    from glancefocus.network.backbones import check_weights
+    from glancefocus.network.weights import check_weights
+    from glancefocus.training.journal import chosen_trackers
     from glancefocus.training.run_folder import asked_for, choose_run
-    from glancefocus.training.trackers import chosen_trackers
 
     trackers = chosen_trackers(options.track)
     asked = asked_for(vars(options))
     chosen = choose_run(asked, options.data, options.output, resume=options.resume)
     if chosen.sentence is not None and prints_messages():
         notice(chosen.sentence)
-    settings = chosen.settings or _settings_of(options)
+    settings = chosen.settings or settings_from(options)
     check_weights(settings.network.backbone, settings.weights)
     if options.workers is not None:
         settings = replace(settings, data=replace(settings.data, workers=options.workers))
@@ -178,11 +198,11 @@ def train(options: TrainOptions) -> None:
     if options.processes != 1:
         run_in_processes(settings, chosen.folder, options.processes, asked=asked, as_json=options.json, track=trackers)
         return
-    sized = options.height_px is not None or options.width_px is not None
+    sized = bool(_given(options, "source_px", "height_px", "width_px"))
     if sized and settings.network.view.fit == "whole" and options.data not in WORLDS and prints_messages():
         notice(
-            "images keep their own size (fit is whole): --height-px and --width-px are used only to estimate costs and times. Use "
-            "--fit stretch or --fit crop to resize them."
+            "images keep their own size (fit is whole): --source-px, --height-px and --width-px are used only to estimate costs "
+            "and times. Use --fit stretch or --fit crop to resize them."
         )
     run_training(settings, chosen.folder, asked=asked, as_json=options.json, track=trackers)
 
@@ -199,12 +219,23 @@ def _check_names(preset: str | None, backbone: str | None) -> None:
         refuse_misspelt(backbone)
 
 
-def _settings_of(options: TrainOptions) -> "TrainSettings":
+def _focus(options: TrainOptions) -> tuple[str, ...] | None:
+    if options.patch_px is None:
+        return None if options.focus is None else tuple(options.focus)
+    if options.focus is not None:
+        raise BadSetting("--focus and --patch-px both name the views of the focus looks. Give one of them.")
+    return tuple(map(str, options.patch_px))
+
+
+def settings_from(options: TrainOptions) -> "TrainSettings":
+    """The settings of a new run with these options."""
     import torch
 
     from glancefocus.training.recipes import train_settings
 
     view = _given(options, "fit", "height_px", "width_px")
+    if options.source_px is not None:
+        view |= {"height_px": options.source_px, "width_px": options.source_px}
     augment = _given(options, "flip", "crop", "shift_px")
     return train_settings(
         options.data,
@@ -212,7 +243,7 @@ def _settings_of(options: TrainOptions) -> "TrainSettings":
         backbone=options.backbone,
         network={
             "glance_px": options.glance_px,
-            "patch_px": None if options.patch_px is None else tuple(options.patch_px),
+            "focus": _focus(options),
             "looks": options.looks,
             "frames": options.frames,
             **({"view": view} if view else {}),
@@ -273,7 +304,7 @@ def run_training(
     asked  the options that the run was started with, see asked_for
     track  the trackers to send figures to, see chosen_trackers
     """
-    from glancefocus.free_memory import keep_freed_memory
+    from glancefocus.machine import keep_freed_memory
     from glancefocus.training import run
     from glancefocus.training.run_folder import BUNDLE_FOLDER, run_stop_message
 
@@ -291,8 +322,8 @@ def run_training(
 
 
 def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
-    from glancefocus.costs import MOST_LOOKS
     from glancefocus.evaluation.verdict import read_verdict
+    from glancefocus.outcome import MOST_LOOKS
     from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
     from glancefocus.values import Fields, number_of
 
@@ -336,7 +367,7 @@ def _damaged_notes(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _memory_errors(settings: "TrainSettings") -> Iterator[None]:
     """Report that there was not enough memory, although the plan had estimated that there was."""
-    from glancefocus.free_memory import is_out_of_memory
+    from glancefocus.machine import is_out_of_memory
 
     try:
         yield

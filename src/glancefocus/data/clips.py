@@ -16,22 +16,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from glancefocus.data.images import SUFFIXES, pixels_of, read_picture, walk_visible
+from glancefocus.data.augmentation import AugmentSettings, mix, shifted
+from glancefocus.data.folders import SUFFIXES, walk_visible
+from glancefocus.data.images import RESAMPLING, pixels_of, read_picture, view_picture, view_tensor
 from glancefocus.data.splits import Batch, FileSplit
 from glancefocus.data.video import Limits, VideoFile
-from glancefocus.data.views import (
-    RESAMPLING,
-    AugmentSettings,
-    as_pixels,
-    mix,
-    shifted,
-    view_picture,
-    view_tensor,
-)
 from glancefocus.errors import BadClip, BadImage
-from glancefocus.free_memory import check_memory
+from glancefocus.machine import check_memory
 from glancefocus.region import Placement, normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, as_pixels
 
 VIDEO_SUFFIXES = frozenset(
     (

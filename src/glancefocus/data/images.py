@@ -1,27 +1,29 @@
-"""Reads image files as a viewer shows them: upright, in RGB, transparency on white.
+"""Pictures: read as a viewer shows them (upright, in RGB, transparency on white), and turned into what a network gets.
 
-Colour profiles are not applied: networks are trained on plain decoded values, and the paper's results were measured on them.
+Colour profiles are not applied: networks are trained on plain decoded values, and the paper's results were measured on them. A
+picture is converted to RGB once, where it is read; functions that take a Pillow image expect it so.
 """
 
 import io
-import os
 import struct
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from glancefocus.errors import BadImage
-from glancefocus.files import open_file, read_stream
-from glancefocus.free_memory import check_memory
+from glancefocus.data.grey import from_deep
+from glancefocus.errors import BadImage, ImageTooSmall
+from glancefocus.machine import check_memory, open_file, read_stream
+from glancefocus.region import Placement, normalise
+from glancefocus.settings import ViewSettings
 
 MAX_BYTES = 2 << 30
 """Limit for a picture or a clip on standard input, whose size is not known in advance."""
@@ -35,16 +37,6 @@ FORMATS = (
     *("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "JPEG2000", "PPM", "QOI", "ICO", "PSD", "PCX", "SGI"),
     "TGA",
 )
-
-SUFFIXES = frozenset(
-    (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp", ".avif", ".tif", ".tiff", ".bmp"),
-        *(".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".qoi", ".ico", ".psd", ".pcx", ".sgi"),
-        ".tga",
-    )
-)
-"""Files in a folder that count as pictures."""
-
 # EXIF orientation -> the transposition that turns the picture upright; 1 is upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -87,26 +79,6 @@ def read_picture(
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte in it
         reason = getattr(error, "strerror", None) or error
         raise BadImage(f"{name} cannot be read: {reason}. Check the path and the disk.") from error
-
-
-def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
-    """All image files: files as given, and the content of folders, sorted within each folder.
-
-    Inside a folder only visible files with the suffix of an image count, and links to folders are followed once. A file that
-    does not exist is kept: reading it reports the error.
-    """
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(_pictures_inside(path))
-        if not inside:
-            raise BadImage(
-                f"there are no images in the folder {path}. Name a folder with files such as .jpg, .png or .webp."
-            )
-        found.extend(inside)
-    return found
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
@@ -206,19 +178,13 @@ def _open_known_format(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile 
             continue  # this Pillow was built without it
         factory, accepts = Image.OPEN[format_name]
         fits = accepts is None or accepts(prefix)
-        if not fits or isinstance(
-            fits, str
-        ):  # a text means that this Pillow was built without a decoder for the format
+        if not fits or isinstance(fits, str):  # a text: this Pillow was built without a decoder for the format
             continue
         stream.seek(0)
         try:
             return factory(stream, "")
-        except (
-            SyntaxError,
-            IndexError,
-            TypeError,
-            struct.error,
-        ) as error:  # a plug-in raises these for files of other formats
+        # A plug-in raises these for files of other formats.
+        except (SyntaxError, IndexError, TypeError, struct.error) as error:
             if accepts is not None:
                 damaged = error
     if damaged is not None:
@@ -275,7 +241,8 @@ def _orientation(picture: Image.Image) -> int:
 def _flat(picture: Image.Image) -> Image.Image:
     """A new RGB picture from a picture of any mode."""
     if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
-        return _from_deep(picture)
+        rows = bands(picture.size, whole_rows=True)
+        return from_deep(picture, [slice(top, bottom) for _, top, _, bottom in rows])
     if picture.mode == "La":  # Pillow converts premultiplied grey to RGB only through LA
         picture = picture.convert("LA")
     if not picture.has_transparency_data:
@@ -287,70 +254,144 @@ def _flat(picture: Image.Image) -> Image.Image:
     return flat
 
 
-def _from_deep(picture: Image.Image) -> Image.Image:
-    """RGB from a grey picture with more than 8 bits; Pillow's own conversion would clip it at 255."""
-    values = np.asarray(picture)
-    tags = getattr(picture, "tag_v2", {})  # of a TIFF
-    if values.dtype.kind == "u" and tags.get(ExifTags.Base.BitsPerSample) == (12,):
-        grey = (values >> 4).astype(np.uint8)
-    elif values.dtype.kind == "f":
-        grey = _stretched(values, 0.0, 1.0)
-    elif values.min() < 0 or values.max() > 0xFFFF:
-        grey = _stretched(values, None, None)
-    else:
-        grey = (values >> 8).astype(np.uint8)  # like Pillow for 16 bits per colour
-    # White is zero; Pillow inverts only pictures of 8 bits and fewer.
-    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
-        grey = 255 - grey
-    transparent = picture.info.get("transparency")
-    if isinstance(transparent, int):
-        grey[values == transparent] = 255
-    return Image.fromarray(grey).convert("RGB")
+Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
+"""A file, the bytes of one, or pixels."""
+LARGE_PIXELS = 1 << 22
+"""An image with more pixels stays uint8, a quarter of the memory; only the parts that are looked at are normalised."""
+_IMAGE_BYTES = 12  # for one pixel: 3 in the image, 4 in the picture, and some while the picture is resized
+_FLOAT_BYTES = 32  # for one pixel of a tensor: floats, twice while they are normalised
+_RIBBON_ASPECT = 16  # a picture at least this many times as long as it is wide, compared with the view, is a ribbon
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def _stretched(values: NDArray[np.generic], low: float | None, high: float | None) -> NDArray[np.uint8]:
-    """Values from low to high mapped to 0 to 255; from smallest to largest if no range is given or values are outside it."""
-    rows = [slice(top, bottom) for _, top, _, bottom in bands((values.shape[1], values.shape[0]), whole_rows=True)]
-    ranges = [_finite_range(values[some]) for some in rows]
-    smallest, largest = min(one for one, _ in ranges), max(one for _, one in ranges)
-    if smallest > largest:  # nothing is finite
-        smallest = largest = 0.0
-    if low is None or high is None or smallest < low or largest > high:
-        low, high = smallest, largest
-    grey = np.empty(values.shape, np.uint8)
-    for some in rows:
-        with np.errstate(invalid="ignore"):
-            share = (values[some].astype(np.float64) - low) / ((high - low) or 1.0)
-        grey[some] = (np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1) * 255).round()
-    return grey
+def view_picture(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
+    """The normalised image (3, H, W) of an RGB picture, and its position in the picture; see view_pixels."""
+    pixels, placement = view_pixels(picture, view, least_px)
+    return normalise(pixels, view), placement
 
 
-def _finite_range(values: NDArray[np.generic]) -> tuple[float, float]:
-    """The smallest and the largest finite value; infinity and minus infinity where there is none."""
-    exact = values.astype(np.float64)
-    finite = exact[np.isfinite(exact)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
+def view_pixels(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
+    """The image (3, H, W) of an RGB picture as uint8, not normalised, and its position in the picture.
+
+    least_px  the side of the largest patch that will be cut out: a smaller picture is upscaled until the patch fits
+    """
+    width, height = picture.size
+    note = _upscaling(height, width, least_px)
+    cut_top, cut_left, height, width = _middle(height, width, view)
+    new_h, new_w = _resized(height, width, view, least_px)
+    check_memory(_IMAGE_BYTES * new_h * new_w, f"an image of {new_w}x{new_h} px")
+    if (width, height) != picture.size:
+        picture = picture.crop((cut_left, cut_top, cut_left + width, cut_top + height))
+    if (new_h, new_w) != (height, width):
+        picture = picture.resize((new_w, new_h), RESAMPLING[view.interpolation])
+    top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
+    if (crop_h, crop_w) != (new_h, new_w):
+        picture = picture.crop((left, top, left + crop_w, top + crop_h))
+    scale_y, scale_x = new_h / height, new_w / width
+    placement = Placement(scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x, note)
+    return pixels_of(picture), placement
 
 
-def _pictures_inside(folder: Path) -> Iterator[Path]:
-    for where, files in walk_visible(folder):
-        for file in files:
-            if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES:
-                yield Path(where, file)
+def normalise_small(pixels: Tensor, view: ViewSettings) -> Tensor:
+    """Pixels (3, H, W) normalised; a large image stays uint8, and its scene normalises the parts that are looked at."""
+    return pixels if pixels.shape[-1] * pixels.shape[-2] > LARGE_PIXELS else normalise(pixels, view)
 
 
-def walk_visible(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files) for a folder and all visible folders in it; links are followed once."""
-    seen: set[str] = set()
-    for where, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_folder):
-        real = os.path.realpath(where)
-        if real in seen:  # a link to a parent folder would never end
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
-        yield where, files
+def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
+    """The normalised image of a tensor (3, H, W), uint8 or floats in [0, 1]; a tensor of the right size is not resized."""
+    if image.dim() != 3 or image.shape[0] != 3:
+        raise BadImage(f"an image must have the shape (3, height, width), but got {tuple(image.shape)}.")
+    height, width = image.shape[1:]
+    note = _upscaling(height, width, least_px)
+    if image.dtype != torch.uint8 and (not image.is_floating_point() or not bool(image.isfinite().all())):
+        raise BadImage(f"an image must be uint8 or finite floats in [0, 1], but got {image.dtype}.")
+    if image.is_floating_point() and (float(image.min()) < -1e-3 or float(image.max()) > 1 + 1e-3):
+        raise BadImage(
+            f"an image of floats must be within [0, 1], but this one ranges from {float(image.min()):.3g} to "
+            f"{float(image.max()):.3g}. Divide it by 255, or give uint8; normalising is done for you."
+        )
+    as_it_is = (height, width) if view.fit == "whole" else (view.height_px, view.width_px)
+    if (height, width) == as_it_is and min(height, width) >= least_px:
+        return normalise(image, view), Placement()
+    cut_top, cut_left, height, width = _middle(height, width, view)
+    image = image[:, cut_top : cut_top + height, cut_left : cut_left + width]
+    new_h, new_w = _resized(height, width, view, least_px)
+    check_memory(_FLOAT_BYTES * new_h * new_w, f"an image of {new_w}x{new_h} px")
+    floats = image.float() / 255 if image.dtype == torch.uint8 else image.float()
+    resized = F.interpolate(floats[None], size=(new_h, new_w), mode=view.interpolation, antialias=True)[0].clamp(0, 1)
+    top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
+    cropped = resized[:, top : top + crop_h, left : left + crop_w]
+    scale_y, scale_x = new_h / height, new_w / width
+    return normalise(cropped, view), Placement(
+        scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x, note
+    )
 
 
-def _refuse_folder(error: OSError) -> None:
-    raise BadImage(f"the folder {error.filename} cannot be read: {error.strerror}. Check its permissions.") from error
+def view_array(
+    picture: Tensor | np.ndarray[Any, Any], view: ViewSettings, least_px: int = 1
+) -> tuple[Tensor, Placement]:
+    """The image of pixels that are a tensor, see view_tensor, or an array (H, W, 3) of uint8.
+
+    An array is resized by Pillow, like a file; if it is large, the image is not normalised, see normalise_small.
+    """
+    if isinstance(picture, Tensor):
+        return view_tensor(picture, view, least_px)
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
+    _upscaling(picture.shape[0], picture.shape[1], least_px)  # refuses an array without pixels, which Pillow accepts
+    pixels, placement = view_pixels(Image.fromarray(picture), view, least_px)
+    return normalise_small(pixels, view), placement
+
+
+def _upscaling(height: int, width: int, least_px: int) -> str:
+    """The remark on a picture that is smaller than the patch; empty for others. Refuses a picture without pixels."""
+    if min(height, width) < 1:
+        raise ImageTooSmall(f"an image of {height}x{width} px has no pixels. Give one of at least 1x1 px.")
+    return f"upscaled from {width}x{height} px" if min(height, width) < least_px else ""
+
+
+def _middle(height: int, width: int, view: ViewSettings) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of the part that is resized: all of a usual picture, the middle of a very long one.
+
+    Resizing a whole picture of 8x1,000,000 px until its short side fits would take gigabytes, and only its middle is used.
+    """
+    if view.fit != "crop":
+        return 0, 0, height, width
+    aspect = max(view.height_px / view.width_px, view.width_px / view.height_px)
+    longest = int(_RIBBON_ASPECT * aspect * min(height, width))
+    kept_h, kept_w = min(height, longest), min(width, longest)
+    return (height - kept_h) // 2, (width - kept_w) // 2, kept_h, kept_w
+
+
+def _resized(height: int, width: int, view: ViewSettings, least_px: int) -> tuple[int, int]:
+    """(height, width) that the part is resized to."""
+    if view.fit == "whole":
+        return _upscaled(height, width, least_px)
+    if view.fit == "stretch":
+        return view.height_px, view.width_px
+    # As torchvision's Resize: the short side exactly, the long side rounded down.
+    target_h, target_w = int(view.height_px / view.crop_pct), int(view.width_px / view.crop_pct)
+    if target_h / height >= target_w / width:
+        return target_h, max(target_w, int(target_h * width / height))
+    return max(target_h, int(target_w * height / width)), target_w
+
+
+def _upscaled(height: int, width: int, least_px: int) -> tuple[int, int]:
+    """The size at which the shorter side holds a patch; a picture that is large enough keeps its own size.
+
+    Both sides grow by the same factor, except that the longer side of a very long picture grows less or not at all: upscaling a
+    picture of 1x100,000 px would take gigabytes.
+    """
+    scale = least_px / min(height, width)
+    if scale <= 1:
+        return height, width
+    most = _RIBBON_ASPECT * least_px
+    new_h, new_w = (max(least_px, side, min(round(side * scale), most)) for side in (height, width))
+    return new_h, new_w
+
+
+def _cropped(height: int, width: int, view: ViewSettings) -> tuple[int, int, int, int]:
+    if view.fit != "crop":
+        return 0, 0, height, width
+    top, left = round((height - view.height_px) / 2), round((width - view.width_px) / 2)
+    return top, left, view.height_px, view.width_px

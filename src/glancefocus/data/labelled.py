@@ -14,17 +14,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glancefocus.data.checking import Medium, check_files, medium_of
-from glancefocus.data.lists import read_labelled_csv, read_labelled_folder, read_published, without_missing
-from glancefocus.data.sources import DataSettings, open_data
+from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.lists import (
+    Medium,
+    medium_of,
+    read_labelled_csv,
+    read_labelled_folder,
+    read_published,
+    without_missing,
+)
+from glancefocus.data.sources import DataSettings, check_files, open_data
 from glancefocus.data.split_record import CHOOSING, Content, SplitRecord
 from glancefocus.data.splits import Batch, FileSplit, Row, Split
-from glancefocus.data.views import AugmentSettings
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, UnknownName
+from glancefocus.machine import ensure_torchvision
 from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings
-from glancefocus.torchvision_whole import ensure_torchvision
 
 
 class JoinedSplit:

@@ -1,20 +1,87 @@
 """Rows of a data set (split, file, label), read from class folders, a CSV, or the lists of a published set of clips.
 
-No image or clip is opened here.
+No image or clip is opened here, except by `Medium.check`.
 """
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from glancefocus.data.checking import Medium, Pictures
-from glancefocus.data.clips import VIDEO_SUFFIXES, clips_inside
-from glancefocus.data.images import SUFFIXES
-from glancefocus.data.splits import Row
+from torch import Tensor
+
+from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.clips import VIDEO_SUFFIXES, ClipFileSplit, clips_inside, holds_frames, read_clip
+from glancefocus.data.folders import SUFFIXES, walk_visible
+from glancefocus.data.images import read_picture
+from glancefocus.data.splits import FileSplit, Row
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.files import open_file
+from glancefocus.machine import open_file
+from glancefocus.settings import ViewSettings
 from glancefocus.values import read_json
+
+
+class Medium(Protocol):
+    """What a data set consists of, pictures or clips: how they are found in a folder, checked, and made into a split."""
+
+    noun: str
+
+    def find(self, folder: Path) -> list[Path]:
+        """All files in the folder of one class, sorted."""
+        ...
+
+    def check(self, file: Path) -> tuple[str, ...]:
+        """Read a file as training does; raises BadImage if it cannot be used, returns remarks on it."""
+        ...
+
+    def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit: ...
+
+
+class Pictures:
+    """Image files."""
+
+    noun = "images"
+
+    def find(self, folder: Path) -> list[Path]:
+        found = (Path(where, name) for where, names in walk_visible(folder) for name in names)
+        pictures = (file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith("."))
+        return sorted(file for file in pictures if file.is_file())
+
+    def check(self, file: Path) -> tuple[str, ...]:
+        read_picture(file)
+        return ()
+
+    def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit:
+        return FileSplit(files, labels, view, augment)
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Video files, and folders with the frames of a clip."""
+
+    frames: int
+    noun = "clips"
+
+    def find(self, folder: Path) -> list[Path]:
+        if holds_frames(folder):
+            raise BadData(
+                f"the class folder {folder} contains pictures instead of clips. "
+                "Put the frames of each clip into a separate folder, or train a network for images (without --frames)."
+            )
+        return clips_inside(folder)
+
+    def check(self, file: Path) -> tuple[str, ...]:
+        return read_clip(file, self.frames, lambda picture: None).notes
+
+    def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit:
+        return ClipFileSplit(files, labels, view, augment, frames=self.frames)
+
+
+def medium_of(frames: int) -> Medium:
+    """Pictures for a network of one frame, clips for others."""
+    return Pictures() if frames == 1 else Clips(frames)
+
 
 # Names of columns in the first line of a CSV.
 PATH_WORDS = frozenset(
@@ -43,14 +110,7 @@ def read_labelled_csv(path: Path, remarks: list[str] | None = None) -> tuple[lis
 
     remarks  gets a sentence if the first line was taken for column names and that may be wrong
     """
-    try:
-        with io.TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as stream:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(stream)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadData(f"{path} is not a CSV of path,label: {error}.") from None
-    except OSError as error:
-        raise BadData(f"{path} cannot be read: {error.strerror or error}.") from None
-    lines = [line for line in lines if any(line)]
+    lines = [line for line in _lines(path, "CSV of path,label", ",") if any(line)]
     order = [0, 1, 2]
     if lines and _is_header(lines, path.parent, remarks, path):
         order = _columns(lines, path.parent)
@@ -282,13 +342,13 @@ def _classes(file: Path) -> tuple[str, ...]:
         if not isinstance(table, dict) or not all(str(number).isdecimal() for number in table.values()):
             raise BadData(f"{file} is not a table of labels and their numbers. Download it again.")
         return tuple(sorted(table, key=lambda label: int(table[label])))
-    return tuple(sorted(line[0] for line in _lines(file)))
+    return tuple(sorted(line[0] for line in _published_lines(file)))
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:
     """(name of the clip, label) for each entry of a list."""
     if file.suffix != ".json":
-        entries = [(line[0], line[1]) for line in _lines(file) if len(line) > 1]
+        entries = [(line[0], line[1]) for line in _published_lines(file) if len(line) > 1]
         if not entries:
             raise BadData(f"{file} has no lines of clip;label. Download it again.")
         return entries
@@ -306,15 +366,19 @@ def _json(file: Path) -> Any:
         raise BadData(f"{file} cannot be read: {error}.") from None
 
 
-def _lines(file: Path) -> list[list[str]]:
+def _lines(file: Path, what: str, delimiter: str) -> list[list[str]]:
+    """The cells of each line of a file; `what` says for errors what the file should be."""
     try:
         with io.TextIOWrapper(open_file(file), newline="", encoding="utf-8-sig") as stream:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(stream, delimiter=";")]
+            return [[cell.strip() for cell in line] for line in csv.reader(stream, delimiter=delimiter)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadData(f"{file} is not a list of clip;label: {error}.") from None
+        raise BadData(f"{file} is not a {what}: {error}.") from None
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror or error}.") from None
-    return [line for line in lines if line and line[0]]
+
+
+def _published_lines(file: Path) -> list[list[str]]:
+    return [line for line in _lines(file, "list of clip;label", ";") if line and line[0]]
 
 
 def _clips_by_name(folder: Path, labels: Path) -> dict[str, Path]:

@@ -1,31 +1,35 @@
 """Opens a data set by its source: class folders, a CSV of path and label, a published set of clips, or a built-in world's name."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from glancefocus.data.checking import Medium, check_files, hold_out, medium_of, small_classes, without_copies
-from glancefocus.data.lists import read_csv, read_folder, read_published, without_missing
-from glancefocus.data.split_record import Content, RecordedFile, SplitRecord, recorded_files
+from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.gestures import GesturesSettings
+from glancefocus.data.lists import Medium, medium_of, read_csv, read_folder, read_published, without_missing
+from glancefocus.data.signs import SignsSettings
+from glancefocus.data.split_record import (
+    Content,
+    RecordedFile,
+    SplitRecord,
+    content_of,
+    content_size,
+    hold_out,
+    recorded_files,
+    without_copies,
+)
 from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
-from glancefocus.data.views import AugmentSettings
-from glancefocus.data.worlds import WORLDS, GesturesSettings, SignsSettings, World, open_world, world_classes
-from glancefocus.errors import BadBundle, BadData, BadSetting, UnknownName
+from glancefocus.data.worlds import WORLDS, World, open_world, world_classes
+from glancefocus.errors import BadBundle, BadData, BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress, progress_of
 from glancefocus.settings import ViewSettings, check_fields, from_plain
-from glancefocus.values import (
-    LONGEST_CLASS_NAME,
-    BadFiles,
-    InnerShare,
-    Mebibytes,
-    Scenes,
-    Seed,
-    Workers,
-    text_of,
-)
+from glancefocus.values import LONGEST_CLASS_NAME, BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers, text_of
 
 
 def check_class_names(names: Iterable[str], source: str) -> None:
@@ -39,13 +43,74 @@ def check_class_names(names: Iterable[str], source: str) -> None:
             raise BadData(f"{source}: {error} Rename the class.") from None
 
 
+@dataclass
+class Checked:
+    """Rows whose files can be used.
+
+    contents  size and hash of each of these rows' files; None if it was not requested
+    bad       sentences on the files that are left out
+    odd       remarks on files that are used, such as clips with fewer frames than the network needs
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    contents: list[Content | None] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+
+
+def check_files(
+    rows: Sequence[Row],
+    medium: Medium,
+    *,
+    read: bool,
+    hashed: Callable[[int], bool] | None,
+    max_bad_files: int,
+    progress: Progress | None = None,
+) -> Checked:
+    """Read and hash files, several at a time. Up to max_bad_files unreadable files are left out; more are refused.
+
+    read    decode each file as training does; False: check only that it exists
+    hashed  whether to hash a file of this size; None: hash none
+    """
+
+    def check(row: Row) -> tuple[Content | None, tuple[str, ...], str | None]:
+        try:
+            odd = medium.check(row[1]) if read else ()
+            wanted = hashed is not None and hashed(content_size(row[1]))
+            return content_of(row[1]) if wanted else None, odd, None
+        except BadImage as error:
+            return None, (), str(error)
+
+    checked = Checked()
+    what = "checking files" if read else "hashing files"
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for number, (row, (content, odd, wrong)) in enumerate(zip(rows, pool.map(check, rows), strict=True), start=1):
+            if wrong is None:
+                checked.rows.append(row)
+                checked.contents.append(content)
+                checked.odd += odd
+            else:
+                checked.bad.append(wrong)
+            if progress is not None:
+                progress(what, number, len(rows))
+    if not checked.rows:
+        raise BadData(f"none of the {len(rows)} files can be read. The first error: {checked.bad[0]}")
+    if len(checked.bad) > max_bad_files:
+        shown = " ".join(checked.bad[:3])
+        raise BadData(
+            f"{len(checked.bad)} of {len(rows)} files cannot be read; at most {max_bad_files} may be skipped (--max-bad-files). "
+            f"The first: {shown}"
+        )
+    return checked
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """Which data to train on, and how it is split and read.
 
     source         a folder, a CSV, or the name of a built-in world
     val_share      share of each class that is held out if the data has no val/ of its own; None: a fifth, or more of small sets,
-                   see checking.hold_out
+                   see split_record.hold_out
     max_bad_files  skip up to this many unreadable files, then stop
     check_files    read every file once before training
     in_memory      decode the images once and hold them in memory, without random crops; flips and shifts remain
@@ -290,3 +355,33 @@ def world_bytes(settings: DataSettings) -> int:
     drawn = settings.gestures if settings.source == "gestures" else settings.signs
     frames = settings.gestures.frames if settings.source == "gestures" else 1
     return sum(settings.scenes) * frames * 3 * drawn.height * drawn.width
+
+
+TOO_FEW = 10
+"""A class with fewer images is reported; it is split as far as possible."""
+
+
+def small_classes(rows: Sequence[Row], classes: Sequence[str], noun: str) -> list[str]:
+    """Sentences on classes that have too few images for training and for measuring."""
+    images = Counter((split, label) for split, _, label in rows)
+    empty = [name for label, name in enumerate(classes) if images["train", label] == 0]
+    counts = {name: images["train", label] + images["val", label] for label, name in enumerate(classes)}
+    few = [f"{name!r} ({counts[name]})" for name in classes if counts[name] < TOO_FEW and name not in empty]
+    sentences = []
+    if empty:
+        names = _some([repr(name) for name in empty])
+        sentences.append(f"no training {noun} of {_classes(len(empty))} {names}: the network cannot learn it.")
+    if few:
+        sentences.append(
+            f"fewer than {TOO_FEW} {noun} of {_classes(len(few))} {_some(few)}: too few to learn from, and the accuracy on the few "
+            f"that are held out is unreliable. Add {noun}."
+        )
+    return sentences
+
+
+def _classes(count: int) -> str:
+    return "the class" if count == 1 else f"{count} classes,"
+
+
+def _some(words: list[str]) -> str:
+    return ", ".join(words[:5]) + (", ..." if len(words) > 5 else "")

@@ -1,7 +1,7 @@
-"""Record of how the data of a run were split: split, label, size and content hash of every file, to recognise it later.
+"""Which files of a data set are in which split: some are held out, and a record of all recognises them later by their content.
 
-Stored as compressed lines of JSON: a table about the data, then one list per file. It may come with a bundle from an untrusted
-source, so reading it checks every value and is bounded in memory.
+The record has split, label, size and content hash of every file, as compressed lines of JSON: a table about the data, then one list
+per file. It may come with a bundle from an untrusted source, so reading it checks every value and is bounded in memory.
 """
 
 import functools
@@ -9,17 +9,22 @@ import gzip
 import io
 import json
 import os
+import random
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from glancefocus.data.clips import frame_names
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadImage
-from glancefocus.files import fingerprint, open_file
+from glancefocus.files import fingerprint
+from glancefocus.machine import open_file
 
 FILE = "split.jsonl.gz"
 FORMAT = 1
@@ -300,3 +305,74 @@ def _checked_file(line: Any, classes: int) -> RecordedFile:
     if not isinstance(digest, str) or len(digest) != DIGEST_DIGITS or set(digest) - set("0123456789abcdef"):
         raise ValueError(f"the hash of {name!r} must be {DIGEST_DIGITS} hexadecimal digits")
     return RecordedFile(split, name, label, Content(size, digest))
+
+
+USUAL_SHARE = Fraction(1, 5)
+LEAST_IMAGES = 150
+"""Results on fewer images are unreliable, so small sets hold out more than the usual share, up to a third."""
+
+
+def hold_out(rows: list[Row], val_share: float | None, seed: int) -> list[Row]:
+    """The same rows with some of each class moved from train to val, chosen by the seed.
+
+    val_share  of each class; None: a fifth, or more if that is fewer than 150 images, up to a third
+    Each class keeps at least one image for training; at least one is held out of a class with two or more.
+    """
+    if val_share is not None and not 0 < val_share < 1:
+        raise BadData(f"val_share must be above 0 and below 1, but got {val_share}.")
+    images = Counter(label for split, _, label in rows if split == "train")
+    counts = _by_number(images) if val_share is None else {n: round(val_share * c) for n, c in images.items()}
+    by_label: dict[int, list[int]] = {label: [] for label in images}
+    for place, (split, _, label) in enumerate(rows):
+        if split == "train":
+            by_label[label].append(place)
+    held: set[int] = set()
+    for label, own in by_label.items():
+        random.Random(seed * 1_000_003 + label).shuffle(own)
+        held.update(own[: min(max(1, counts[label]), len(own) - 1)])
+    return [("val" if place in held else split, file, label) for place, (split, file, label) in enumerate(rows)]
+
+
+def without_copies(
+    rows: list[Row],
+    contents: Mapping[Path, Content | None],
+    noun: str,
+    trained_before: AbstractSet[str] = frozenset(),
+) -> tuple[list[Row], list[str]]:
+    """The rows without held-out copies of training images, and sentences about them.
+
+    trained_before  hashes of images that trained the network in an earlier run
+    If nothing of a split would be left, the copies stay, and the sentence says so.
+    """
+    trained = trained_before | {_digest(contents.get(file)) for split, file, _ in rows if split == "train"} - {None}
+    sentences = []
+    for name in ("val", "test"):
+        own = [row for row in rows if row[0] == name]
+        copies = {file for _, file, _ in own if _digest(contents.get(file)) in trained}
+        if copies and len(copies) == len({file for _, file, _ in own}):
+            sentences.append(
+                f"all {len(own)} {noun} of {name} are copies of training {noun}: results on them say nothing about new {noun}."
+            )
+        elif copies:
+            sentences.append(
+                f"{len(copies)} of {len(own)} {noun} of {name} are copies of training {noun} and are left out, "
+                f"such as {min(copies)}."
+            )
+            rows = [row for row in rows if row[0] != name or row[1] not in copies]
+    return rows, sentences
+
+
+def _digest(content: Content | None) -> str | None:
+    return None if content is None else content.digest
+
+
+def _by_number(images: Counter[int]) -> dict[int, int]:
+    """How many images of each class to hold out: shares as equal as whole numbers allow (largest remainders)."""
+    total = sum(images.values())
+    wanted = max(round(USUAL_SHARE * total), min(LEAST_IMAGES, total // 3))
+    exact = {label: Fraction(wanted * count, total) for label, count in images.items()}
+    counts = {label: int(share) for label, share in exact.items()}
+    by_remainder = sorted(images, key=lambda label: (counts[label] - exact[label], label))
+    for label in by_remainder[: wanted - sum(counts.values())]:
+        counts[label] += 1
+    return counts

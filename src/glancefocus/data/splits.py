@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from glancefocus.data.images import read_picture
-from glancefocus.data.views import AugmentSettings, as_pixels, augmented, mix, shift_of, shifted, view_picture
+from glancefocus.data.augmentation import AugmentSettings, augmented, mix, shift_of, shifted
+from glancefocus.data.images import read_picture, view_picture
 from glancefocus.errors import BadData, BadImage
 from glancefocus.interrupts import children_without_signals
 from glancefocus.region import normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import ViewSettings, as_pixels
 
 Batch = tuple[Tensor, Tensor]
 """Images and labels."""
@@ -374,3 +374,17 @@ def _shrunk(file: Path, side: int) -> Pixels:
         new = max(side, round(width * scale)), max(side, round(height * scale))
         picture = picture.resize(new, Image.Resampling.BILINEAR, reducing_gap=3.0)
     return np.asarray(picture)
+
+
+def first_images(split: Split, count: int) -> Split:
+    """The first images of a split, as a split."""
+    if isinstance(split, HeldPictures):
+        own: Any = {"pixels": split.pixels[:count], "files": split.files[:count]}
+    elif isinstance(split, FileSplit):
+        own = {"files": split.files[:count]}
+    elif isinstance(split, MemorySplit):
+        own = {"images": split.images[:count], "files": None if split.files is None else split.files[:count]}
+    else:
+        return split
+    boxes = None if split.boxes is None else split.boxes[:count]
+    return replace(split, labels=split.labels[:count], boxes=boxes, **own)

@@ -1,26 +1,49 @@
-"""Everything that look records show about a bundle: curves, exit scores, patch sizes, calibration, classes. No network runs."""
+"""Everything that look records show about a bundle: curves, exit scores, candidate views, calibration, classes. No network runs."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadData
-from glancefocus.evaluation.calibration import Bin, reliability
-from glancefocus.exits.budget import cross_fitted, solve_at, solve_within
+from glancefocus.evaluation.verdict import Verdict
+from glancefocus.exits.budget import cross_fitted, solve_at, solve_within, wilson_interval, with_interval
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.rule import SCORES
 from glancefocus.exits.table import LookTable, Thresholds
+from glancefocus.loop import SCORES
 
-if TYPE_CHECKING:  # both of them use functions of this module
+if TYPE_CHECKING:  # it uses functions of this module
     from glancefocus.evaluation.every_look import AimsCheck
-    from glancefocus.evaluation.verdict import Verdict
+
+
+class Bin(TypedDict):
+    """Answers with similar confidence: their mean confidence, the share that is right, and their number."""
+
+    confidence: float
+    accuracy: float
+    count: float
+
+
+def reliability(confidence: Tensor, correct: Tensor, bins: int = 10) -> tuple[list[Bin], float]:
+    """The reliability diagram: bins of equal width over the confidence, and the expected calibration error in [0, 1]."""
+    which = (confidence * bins).long().clamp(0, bins - 1)
+    found: list[Bin] = []
+    error = 0.0
+    for number in range(bins):
+        inside = which == number
+        count = int(inside.sum())
+        mean = float(confidence[inside].mean()) if count else (number + 0.5) / bins
+        share = float(correct[inside].float().mean()) if count else 0.0
+        found.append({"confidence": mean, "accuracy": share, "count": float(count)})
+        error += count / len(confidence) * abs(mean - share)
+    return found, error
+
 
 BEST_ACCURACY = "the best accuracy, at the lowest cost"
 """The note in a bundle whose thresholds were chosen without a budget."""
@@ -38,7 +61,7 @@ class Findings:
     ms_after_look    None if no latency was measured; device is what it was measured on
     curve            operating points, cheapest first
     chosen           the point of the bundle's own thresholds, with accuracy_of_exits (per look; None if no image left)
-    fixed_size_curves  {patch_px: curve} of the same network with patches of one size; empty if it has one size
+    fixed_size_curves  {view: curve} of the same network with one of its candidate views; empty if it has only one
     scores           {score: curve} for other exit scores at the same budgets
     reliability      bins of the reliability diagram, for each look
     calibration_error  for each look, expected calibration error in [0, 1]
@@ -51,7 +74,7 @@ class Findings:
     chosen_on: str
     images: int
     score: str
-    patch_px: list[int]
+    views: list[str]
     accuracy_after_look: list[float]
     macs_after_look: list[int]
     backbone_macs: int
@@ -59,11 +82,11 @@ class Findings:
     chosen: Point
     ms_after_look: list[float] | None = None
     device: str | None = None
-    fixed_size_curves: dict[int, list[Point]] = field(default_factory=dict)
+    fixed_size_curves: dict[str, list[Point]] = field(default_factory=dict)
     scores: dict[str, list[Point]] = field(default_factory=dict)
     reliability: list[list[Bin]] = field(default_factory=list)
     calibration_error: list[float] = field(default_factory=list)
-    verdict: "Verdict | None" = None
+    verdict: Verdict | None = None
     aims: "AimsCheck | None" = None
     remarks: list[str] = field(default_factory=list)
 
@@ -109,7 +132,7 @@ def assess(
         chosen_on=chosen_on,
         images=len(table),
         score=bundle.score,
-        patch_px=list(bundle.settings.patch_px),
+        views=[view.name for view in bundle.settings.candidates],
         accuracy_after_look=table.accuracy_after_look,
         macs_after_look=list(bundle.costs.macs_after_look),
         backbone_macs=bundle.costs.backbone_macs,
@@ -126,7 +149,7 @@ def assess(
 
 def own_thresholds(bundle: Bundle) -> Any:
     """The thresholds that `predict` uses; for a bundle without any, thresholds with which every look is taken."""
-    stay = stay_thresholds(bundle.settings.looks, len(bundle.settings.patch_px))
+    stay = stay_thresholds(bundle.settings.looks, len(bundle.settings.candidates))
     return stay if bundle.thresholds is None else bundle.thresholds
 
 
@@ -170,21 +193,6 @@ def look_of_nodes(table: LookTable) -> NDArray[np.int64]:
 def largest_nodes(table: LookTable) -> list[int]:
     """The node of every look with patches of the largest size: the last of its level."""
     return [int(level[-1]) for level in table.levels(np.arange(table.score.shape[1]))]
-
-
-def with_interval(point: Point, images: int) -> Point:
-    """The point with the 95 % interval of its accuracy."""
-    low, high = wilson_interval(point["accuracy"], images)
-    return {**point, "accuracy_low": low, "accuracy_high": high}
-
-
-def wilson_interval(share: float, images: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, which stays sensible near 0 and 1: no mistake on a few images does not mean none ever."""
-    z = 1.959964
-    middle = (share + z * z / (2 * images)) / (1 + z * z / images)
-    half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
-    # At 0 or 1 rounding could put the share itself outside.
-    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
 def _measured(table: LookTable, thresholds: Any, budget: float) -> Point:
@@ -244,19 +252,19 @@ def _with_exits(table: LookTable, nodes: NDArray[np.int64], thresholds: Any) -> 
 
 def _fixed_sizes(
     bundle: Bundle, table: LookTable, chooser: LookTable | None, points: int, seed: int
-) -> dict[int, list[Point]]:
+) -> dict[str, list[Point]]:
     if table.sizes == 1:
         return {}
     curves = {}
-    for index, px in enumerate(bundle.settings.patch_px):
+    for index, view in enumerate(bundle.settings.candidates):
         own = table.fixed_size(index)
         budgets = [b for b in _grid(table, points) if b <= own.dearest * (1 + 1e-9)]
-        curves[px] = solved(None if chooser is None else chooser.fixed_size(index), own, budgets, seed)
+        curves[view.name] = solved(None if chooser is None else chooser.fixed_size(index), own, budgets, seed)
     return curves
 
 
 def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, seed: int) -> dict[str, list[Point]]:
-    """Every exit score at the same budgets; with several patch sizes for the largest."""
+    """Every exit score at the same budgets; with several candidate views for the largest."""
     curves: dict[str, list[Point]] = {}
     for score in SCORES:
         table = look_table(bundle, record, score, seed)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split
-from glancefocus.escaping import one_line
 from glancefocus.outcome import Outcome
 from glancefocus.region import Box
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import View, ViewSettings
+from glancefocus.values import one_line
 
 # Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
 RIGHT, WRONG, UNKNOWN = "#009E73", "#D55E00", "#0072B2"
@@ -38,6 +38,7 @@ class LookDrawn:
     confidence  in [0, 1]
     label       what this look answered
     right       whether that is correct; None if the true label is unknown
+    view        what the look saw, for the caption, such as "whole image, 160 px"; empty for native patches
     """
 
     box: Box | None
@@ -45,6 +46,7 @@ class LookDrawn:
     confidence: float
     label: str
     right: bool | None
+    view: str = ""
 
     @property
     def colour(self) -> str:
@@ -60,9 +62,10 @@ class LookDrawn:
 
     @property
     def caption(self) -> str:
-        """The line under the picture: "2 focus: 50  0.97"."""
+        """The line under the picture: "2 focus: 50  0.97", "3 focus (whole image, 160 px): 50  0.99"."""
         kind = "glance" if self.box is None else "focus"
-        return f"{self.number} {kind}: {self.label}  {self.confidence:.2f}"
+        view = f" ({self.view})" if self.view else ""
+        return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}"
 
 
 def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None) -> list[LookDrawn]:
@@ -70,6 +73,7 @@ def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | N
     taken = []
     for look in range(int(outcome.looks[row])):
         label = outcome.name(int(outcome.answer_after[row, look]))
+        view = outcome.views[int(outcome.candidate[row, look - 1])] if look > 0 else None
         taken.append(
             LookDrawn(
                 box=None if look == 0 else boxes[look - 1],
@@ -77,9 +81,17 @@ def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | N
                 confidence=float(outcome.confidence_after[row, look]),
                 label=label,
                 right=None if truth is None else label == truth,
+                view="" if view is None else described(view),
             )
         )
     return taken
+
+
+def described(view: View) -> str:
+    """A view in a caption: its size if it is the whole image, its name if it is resized, nothing for a native patch."""
+    if view.is_whole:
+        return f"whole image, {view.px} px"
+    return "" if view.extent == view.px and isinstance(view.extent, int) else view.name
 
 
 def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str = "") -> Image.Image:

@@ -1,4 +1,4 @@
-"""Thresholds are chosen on some images and measured on others: which images these are, and what the thresholds achieve."""
+"""Thresholds and temperatures are chosen on some images and measured on others: which images, and what is achieved."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.data.labelled import WHOLE
+from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.evaluation.assess import halves, look_of_nodes, look_table
 from glancefocus.evaluation.every_look import backbone_accuracy
@@ -25,9 +27,11 @@ from glancefocus.exits.budget import (
     solve_within,
 )
 from glancefocus.exits.curve import Point
-from glancefocus.exits.geometric import planned_exits
+from glancefocus.exits.one_size import planned_exits
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.table import LookTable, Thresholds, check_budget, check_table
+from glancefocus.look import Look, as_batch
+from glancefocus.loop import every_look, run_looks
 from glancefocus.network.model import GlanceFocus
 
 
@@ -232,3 +236,63 @@ def representative_rows(table: LookTable, thresholds: Thresholds, count: int) ->
         look: itertools.cycle(np.flatnonzero(looks == look).tolist()) for look in range(1, table.looks + 1)
     }
     return [next(queues[look]) for look in planned_exits(shares.tolist(), count)]
+
+
+# One temperature per look is fitted; more images would hardly change it, but keep more logits in memory.
+MOST_FOR_TEMPERATURES = 4096
+
+
+class LogitsOfLooks:
+    """A recorder for the loop that keeps the logits of every look."""
+
+    def __init__(self, looks: int) -> None:
+        self.logits: list[list[Tensor]] = [[] for _ in range(looks)]
+
+    def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
+        self.logits[look.number - 1].append(look.logits.float().cpu())
+
+
+def fit_temperatures(
+    net: GlanceFocus,
+    split: Split,
+    *,
+    rows: Sequence[int] | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: torch.device | None = None,
+) -> tuple[float, ...]:
+    """(T,) the temperature of each look that minimises the cross-entropy, on these rows; with patches of the largest size.
+
+    device  the network's device; None: the CPU
+    """
+    rows = range(len(split)) if rows is None else rows
+    rows = rows[:: max(1, -(-len(rows) // MOST_FOR_TEMPERATURES))]
+    order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
+    recorder, labels = LogitsOfLooks(net.settings.looks), []
+    with torch.inference_mode():
+        for images, truth in scene_batches(split, net.settings.view, order, None, workers):
+            scene = as_batch(images if device is None else images.to(device), net.settings.view)
+            run_looks(net, scene, every_look(net.settings.looks), net.policy, recorder)
+            labels.append(truth)
+    truth = torch.cat(labels)
+    return tuple(best_temperature(torch.cat(parts), truth) for parts in recorder.logits)
+
+
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature in [0.05, 20] with the least cross-entropy; logits (N, classes), labels (N,).
+
+    The cross-entropy has one minimum in the inverse temperature, so a golden-section search finds it.
+    """
+    low, high = torch.log(torch.tensor(0.05)).item(), torch.log(torch.tensor(20.0)).item()
+    golden = (5**0.5 - 1) / 2
+
+    def loss(log_temperature: float) -> float:
+        return float(F.cross_entropy(logits / torch.tensor(log_temperature).exp(), labels))
+
+    while high - low > 1e-4:
+        one, two = high - golden * (high - low), low + golden * (high - low)
+        if loss(one) < loss(two):
+            high = two
+        else:
+            low = one
+    return float(torch.tensor((low + high) / 2).exp())

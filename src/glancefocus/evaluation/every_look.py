@@ -20,16 +20,15 @@ from glancefocus.evaluation.assess import look_table, own_thresholds, point_with
 from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.verdict import Share, paired_interval
 from glancefocus.exits.curve import Point
-from glancefocus.exits.rule import every_look
 from glancefocus.exits.table import LookTable
-from glancefocus.look import Look, rows_by_candidate
-from glancefocus.loop import KnownGlance, Policy, look_until_sure
+from glancefocus.look import Look, Scene, as_batch
+from glancefocus.loop import KnownGlance, Policy, every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
+from glancefocus.network.modules import rows_by_candidate
+from glancefocus.network.policy import CentreCornerPolicy, OneCandidate, RandomPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.region import Region, top_left
-from glancefocus.scene import Scene, as_batch
-from glancefocus.settings import NetworkSettings, from_plain, whole
+from glancefocus.settings import NetworkSettings, View, from_plain, whole
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Evaluation:
         return float((self.outcome.confidence_after * right).mean())
 
     def hit_rate_per_focus(self, boxes: Tensor) -> list[float]:
-        """The share of patches that contain the whole object, among images with an object, for each focus look.
+        """The share of focus looks that contain the whole object, among images with an object, for each focus look.
 
         boxes  (N, 4) as (top, left, bottom, right) in px; NaN where there is no object
         """
@@ -62,17 +61,18 @@ class Evaluation:
         for look in range(self.outcome.where.shape[1]):
             where, candidate = self.outcome.where[there, look], self.outcome.candidate[there, look]
             hits = [
-                holds(
-                    where[rows], boxes[there][rows], self.image_hw, self.outcome.views[each].extent_px(*self.image_hw)
-                )
+                holds(where[rows], boxes[there][rows], self.image_hw, self.outcome.views[each])
                 for each, rows in rows_by_candidate(candidate)
             ]
             rates.append(float(torch.cat(hits).float().mean()) if hits else math.nan)
         return rates
 
 
-def holds(where: Tensor, boxes: Tensor, image_hw: tuple[int, int], px: int) -> Tensor:
-    """(N,) bool: the patch at `where` (N, 2) contains the whole box (N, 4)."""
+def holds(where: Tensor, boxes: Tensor, image_hw: tuple[int, int], view: View) -> Tensor:
+    """(N,) bool: a look with this view at `where` (N, 2) contains the whole box (N, 4); one at the whole image always does."""
+    if view.is_whole:
+        return torch.ones(boxes.shape[0], dtype=torch.bool, device=boxes.device)
+    px = view.extent_px(*image_hw)
     start = top_left(where, image_hw[0], image_hw[1], px)
     return ((boxes[:, :2] >= start) & (boxes[:, 2:] <= start + px)).all(dim=1)
 
@@ -183,13 +183,14 @@ class Comparison:
 
 def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0) -> Comparison:
     """Measure a bundle on this split; backbone_accuracy is that of its plain backbone on the same images, if it is known."""
-    net, largest = bundle.net, len(bundle.settings.candidates) - 1
-    learnt = evaluate_every_look(net, split, workers=workers)
+    net, aimed = bundle.net, aimed_candidate(bundle.settings)
+    learnt = evaluate_every_look(net, split, OneCandidate(net.policy, aimed), workers=workers)
     at_random = evaluate_every_look(
-        net, split, RandomPolicy([largest], torch.Generator().manual_seed(1)), workers=workers
+        net, split, RandomPolicy([aimed], torch.Generator().manual_seed(1)), workers=workers
     )
-    corners = evaluate_every_look(net, split, CentreCornerPolicy(largest), workers=workers)
-    table = table_of(learnt, bundle) if largest == 0 else _tree(bundle, split, workers)
+    corners = evaluate_every_look(net, split, CentreCornerPolicy(aimed), workers=workers)
+    one_view = len(bundle.settings.candidates) == 1
+    table = table_of(learnt, bundle) if one_view else _tree(bundle, split, workers)
     curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
     fixed = [table.point(thresholds) for thresholds in _fixed_looks(table)]
     return Comparison(
@@ -207,13 +208,19 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
     )
 
 
+def aimed_candidate(settings: NetworkSettings) -> int:
+    """The candidate with which aims are compared: the largest one that has a place; the last if all show the whole image."""
+    with_place = [each for each, view in enumerate(settings.candidates) if not view.is_whole]
+    return with_place[-1] if with_place else len(settings.candidates) - 1
+
+
 def table_of(evaluation: Evaluation, bundle: Bundle) -> LookTable:
     outcome = evaluation.outcome
     return LookTable.of(outcome.answer_after, outcome.confidence_after, evaluation.labels, bundle.costs.macs_after_look)
 
 
 def _fixed_looks(table: LookTable) -> list[NDArray[np.float32]]:
-    """For each number of looks, thresholds with which every image takes exactly that many; none with several patch sizes."""
+    """For each number of looks, thresholds with which every image takes exactly that many; none with several candidate views."""
     if table.sizes > 1:
         return []
     numbers = np.arange(1, table.looks + 1)
@@ -221,7 +228,7 @@ def _fixed_looks(table: LookTable) -> list[NDArray[np.float32]]:
 
 
 def _tree(bundle: Bundle, split: Split, workers: int) -> LookTable:
-    """The table over all sequences of patch sizes."""
+    """The table over all sequences of candidate views."""
     with TemporaryDirectory() as folder:
         return look_table(bundle, record_looks(bundle, split, Path(folder), source="", name="split", workers=workers))
 
@@ -279,11 +286,17 @@ def noted_aims(notes: Mapping[str, Any]) -> AimsCheck | None:
 
 def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, workers: int = 0) -> AimsCheck:
     """Compare the network's own policy with random and centre aims, on `most` images at most; its mode is put back."""
-    largest = len(net.settings.candidates) - 1
+    if all(view.is_whole for view in net.settings.candidates):
+        return AimsCheck(better=False, sentence="Every focus look shows the whole image: there are no aims to compare.")
+    aimed = aimed_candidate(net.settings)
     rows = random_rows(len(split), most)
     order = [rows[start : start + AIMS_BATCH].tolist() for start in range(0, len(rows), AIMS_BATCH)]
     generator = torch.Generator().manual_seed(1)
-    ways: list[Policy] = [net.policy, CentreCornerPolicy(largest), *[RandomPolicy([largest], generator)] * RANDOM_DRAWS]
+    ways: list[Policy] = [
+        OneCandidate(net.policy, aimed),
+        CentreCornerPolicy(aimed),
+        *[RandomPolicy([aimed], generator)] * RANDOM_DRAWS,
+    ]
     was_training, device = net.training, next(net.parameters()).device
     net.eval()
     parts: list[list[Tensor]] = [[] for _ in ways]
@@ -326,9 +339,9 @@ def _sentence(images: int, over_random: Interval, over_centre: Interval, better:
     if better:
         return f"Learnt aims improve accuracy: {facts}."
     return (
-        f"Learnt aims are not measurably better than aims that are not learnt: {facts}. Try larger patches (--patch-px), more "
-        "epochs of stage 1 (--set recognise.epochs=...), the stage point before stage 2 (--stages initialise,1,point,2,3), or "
-        "wider exploration (--set aim.deviation=0.2)."
+        f"Learnt aims are not measurably better than aims that are not learnt: {facts}. Try larger patches (--focus), more "
+        "epochs of stage 1 (--set recognise.epochs=...), both ways to train the policy (--stages initialise,1,point,2), or wider "
+        "exploration in stage 2 (--set aim.deviation=0.2)."
     )
 
 

@@ -11,11 +11,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
-from glancefocus.escaping import figure_text
-from glancefocus.evaluation.assess import Answers, Findings, confusion
-from glancefocus.evaluation.calibration import Bin
+from glancefocus.evaluation.assess import Answers, Bin, Findings, confusion
 from glancefocus.evaluation.verdict import Kind, RivalPoint, Verdict
-from glancefocus.exits.curve import Point
+from glancefocus.exits.curve import Point, Unit
+from glancefocus.exits.record import short_noun, view_label
+from glancefocus.values import figure_text
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, RED, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#56B4E9"
@@ -39,9 +39,9 @@ LINES: tuple[dict[str, Any], ...] = (
 RIVALS: dict[Kind, dict[str, Any]] = {
     "backbone": {"color": RED, "marker": "D", "label": "backbone, whole image"},
     "resized": {"color": ORANGE, "marker": "s", "label": "backbone, resized images"},
-    "tuned": {"color": PURPLE, "marker": "v", "label": "backbone tuned at that size"},
-    "cascade": {"color": GREEN, "marker": "^", "label": "cascade of sizes"},
-    "glancefocus": {"color": BLUE, "marker": "o", "label": "glancefocus"},
+    "tuned": {"color": PURPLE, "marker": "v", "label": "backbone trained at that size"},
+    "cascade": {"color": GREEN, "marker": "*", "label": "best cascade, the same cost"},
+    "glancefocus": {"color": BLUE, "marker": "*", "label": "glancefocus, the bundle's own cost"},
 }
 HATCHES = ("", "///", "...", "xxx", "|||", "---")
 AREAS = (SKY, ORANGE, GREEN, PURPLE, "#F0E442", GREY)
@@ -180,39 +180,42 @@ def _name_stages(axes: Any, epochs: Sequence[Epoch]) -> None:
             start = x + 1
 
 
-def rivals_figure(verdict: Verdict) -> Figure:
-    """Every method of a verdict with the 95 % interval of its accuracy; image sizes are written beside the points."""
+def rivals_figure(verdict: Verdict, unit: Unit = "macs") -> Figure:
+    """Accuracy over the mean cost: glancefocus and its best rivals at several budgets; single backbones as points with sizes."""
     figure, axes = new_figure(4.6)
-    points = verdict.points
-    untuned = sorted((p for p in points if p.kind in ("backbone", "resized")), key=lambda p: p.mean_macs)
-    _rival_line(axes, untuned, "resized", "-")
-    _rival_line(axes, verdict.cascade_curve, "cascade", "--")
+    scale = 1e6 if unit == "macs" else 1.0
+    rows = [row for row in verdict.budgets if row.unit == unit]
+    for label, points, style in (
+        ("best rivals within a budget", [(r.rival_cost, r.rival_accuracy) for r in rows], LINES[2]),
+        ("glancefocus within a budget", [(r.cost, r.accuracy) for r in rows], LINES[0]),
+    ):
+        costs, shares = [cost / scale for cost, _ in sorted(points)], [100 * share for _, share in sorted(points)]
+        axes.plot(costs, shares, label=label if points else None, markersize=4, linewidth=1.5, **style)
+    named: set[Any] = set()  # one label is enough for several points of one size, which lie above one another
     for kind, style in RIVALS.items():
-        own = [p for p in points if p.kind == kind]
-        if not own:
+        own = [(p, cost / scale) for p in verdict.points if p.kind == kind and (cost := _cost_of(p, unit)) is not None]
+        if not own or (kind, unit) == ("cascade", "ms"):  # it was chosen by multiply-adds
             continue
-        accuracy = [100 * p.accuracy for p in own]
-        down = [100 * max(0.0, p.accuracy - p.accuracy_low) for p in own]
-        up = [100 * max(0.0, p.accuracy_high - p.accuracy) for p in own]
-        beside = 1.02 if kind == "tuned" else 1.0  # so that it does not cover the untuned point of the same size
-        axes.errorbar([beside * p.mean_macs / 1e6 for p in own], accuracy, yerr=[down, up], linestyle="none", capsize=3,
-                      elinewidth=1.2,
-                      markersize=9 if kind == "glancefocus" else 6, zorder=4 if kind == "glancefocus" else 3, **style)  # fmt: skip
-        for point in own:
-            if len(point.px) == 1 and kind != "tuned":
-                axes.annotate(_size(point), (point.mean_macs / 1e6, 100 * point.accuracy), xytext=(5, -11),
-                              textcoords="offset points", fontsize=8, color=style["color"])  # fmt: skip
-    axes.margins(x=0.09)
-    cost_axis(axes, "multiply-adds per image (millions")
-    axes.set_ylabel(f"accuracy (%), 95 % intervals, {verdict.images:,} images")
+        accuracy = [100 * p.accuracy for p, _ in own]
+        star = kind in ("cascade", "glancefocus")  # the intervals of all others would cover one another
+        down = [100 * max(0.0, p.accuracy - p.accuracy_low) for p, _ in own]
+        up = [100 * max(0.0, p.accuracy_high - p.accuracy) for p, _ in own]
+        axes.errorbar([cost for _, cost in own], accuracy, yerr=[down, up] if star else None, linestyle="none", capsize=3,
+                      elinewidth=1.2, markersize=11 if star else 6, zorder=4 if star else 3, **style)  # fmt: skip
+        for point, cost in own:
+            if not star and point.px not in named:
+                axes.annotate(_size(point), (cost, 100 * point.accuracy), xytext=(5, -11), textcoords="offset points",
+                              fontsize=8, color=style["color"])  # fmt: skip
+                named.add(point.px)
+    axes.margins(x=0.09, y=0.08)
+    cost_axis(axes, "multiply-adds per image (millions" if unit == "macs" else "time per image (ms")
+    axes.set_ylabel(f"accuracy (%), {verdict.images:,} images")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
-def _rival_line(axes: Any, points: Sequence[RivalPoint], kind: Kind, dashes: str) -> None:
-    if len(points) > 1:
-        axes.plot([p.mean_macs / 1e6 for p in points], [100 * p.accuracy for p in points], dashes, linewidth=1,
-                  color=RIVALS[kind]["color"], alpha=0.6)  # fmt: skip
+def _cost_of(point: RivalPoint, unit: Unit) -> float | None:
+    return point.mean_macs if unit == "macs" else point.mean_ms
 
 
 def _size(point: RivalPoint) -> str:
@@ -230,14 +233,16 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         figures["expected_looks"] = expected_looks_figure(findings.curve, chosen)
     if findings.curve and all("mean_ms" in point for point in findings.curve):
         figures["accuracy_over_ms"] = trade_off_figure(findings, "ms")
-    if len(findings.patch_px) > 1 and any(map(any, map(patches_per_size, findings.curve))):
-        figures["patch_sizes"] = patch_sizes_figure(findings.curve, findings.patch_px)
+    if len(findings.views) > 1 and any(map(any, map(patches_per_size, findings.curve))):
+        figures["patch_sizes"] = patch_sizes_figure(findings.curve, findings.views)
     if findings.scores:
         figures["exit_scores"] = exit_scores_figure(findings.scores)
     if findings.reliability:
         figures["reliability"] = reliability_figure(findings.reliability, findings.calibration_error)
     if findings.verdict is not None and findings.verdict.points:
         figures["rivals"] = rivals_figure(findings.verdict)
+        if any(row.unit == "ms" for row in findings.verdict.budgets):
+            figures["rivals_over_ms"] = rivals_figure(findings.verdict, "ms")
     return figures
 
 
@@ -248,25 +253,25 @@ def expected_looks(point: Point) -> float:
 
 
 def patches_per_size(point: Point) -> list[int]:
-    """How many patches of each size all focus looks took together; the glance is not counted."""
+    """How many focus looks had each candidate view; the glance is not counted."""
     return [sum(counts) for counts in zip(*point.get("patches_per_look_and_size", ()), strict=True)]
 
 
 def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
-    """Accuracy over the mean cost of an image: early exit, one patch size, a fixed number of looks."""
+    """Accuracy over the mean cost of an image: early exit, one candidate view, a fixed number of looks."""
     figure, axes = new_figure()
     cost: Literal["mean_macs", "mean_ms"] = "mean_macs" if unit == "macs" else "mean_ms"
     scale = 1e6 if unit == "macs" else 1.0
     curve = sorted(findings.curve, key=lambda point: float(point[cost]))
     costs = [point[cost] / scale for point in curve]
-    label = "early exit" if len(findings.patch_px) == 1 else "early exit, sizes chosen"
+    label = "early exit" if len(findings.views) == 1 else f"early exit, {short_noun(findings.views)} chosen"
     _line(axes, costs, curve, label, color=BLUE, marker="o", linestyle="-", zorder=3)
     if all("accuracy_low" in point and "accuracy_high" in point for point in curve):
         low, high = ([100 * point[end] for point in curve] for end in ("accuracy_low", "accuracy_high"))
         axes.fill_between(costs, low, high, color=BLUE, alpha=0.15, linewidth=0, label="95 % interval")
-    for style, (px, fixed) in zip(cycle(LINES[2:]), findings.fixed_size_curves.items(), strict=False):
+    for style, (view, fixed) in zip(cycle(LINES[2:]), findings.fixed_size_curves.items(), strict=False):
         points = sorted((point for point in fixed if cost in point), key=lambda point: float(point[cost]))
-        _line(axes, [point[cost] / scale for point in points], points, f"{px} px only", **style)
+        _line(axes, [point[cost] / scale for point in points], points, f"{view_label(view)} only", **style)
     after_look = findings.macs_after_look if unit == "macs" else findings.ms_after_look
     if after_look is not None:
         shares = [100 * share for share in findings.accuracy_after_look]
@@ -302,22 +307,22 @@ def expected_looks_figure(curve: Sequence[Point], chosen: Point) -> Figure:
     return _with_legend(figure, axes)
 
 
-def patch_sizes_figure(curve: Sequence[Point], patch_px: Sequence[int]) -> Figure:
-    """The share of each patch size among all focus patches, over the mean cost of an image."""
+def patch_sizes_figure(curve: Sequence[Point], views: Sequence[str]) -> Figure:
+    """The share of each candidate view among all focus looks, over the mean cost of an image."""
     figure, axes = new_figure()
     points = sorted((p for p in curve if any(patches_per_size(p))), key=lambda p: float(p["mean_macs"]))
     counts = [patches_per_size(point) for point in points]
-    shares = [[100 * row[size] / sum(row) for row in counts] for size in range(len(patch_px))]
+    shares = [[100 * row[size] / sum(row) for row in counts] for size in range(len(views))]
     costs = [point["mean_macs"] / 1e6 for point in points]
-    areas = axes.stackplot(costs, shares, colors=AREAS, labels=[f"{px} px" for px in patch_px], alpha=0.6)
+    areas = axes.stackplot(costs, shares, colors=AREAS, labels=list(map(view_label, views)), alpha=0.6)
     for area, hatch in zip(areas, cycle(HATCHES), strict=False):
         area.set(hatch=hatch, edgecolor="#333333", linewidth=0.8)
     axes.set_ylim(0, 100)
     cost_axis(axes, "multiply-adds per image (millions")
     if costs[0] < costs[-1]:
         axes.set_xlim(costs[0], costs[-1])
-    axes.set_ylabel("share of the focus patches (%)")
-    return _with_legend(figure, axes, columns=len(patch_px))
+    axes.set_ylabel("share of the focus looks (%)")
+    return _with_legend(figure, axes, columns=len(views))
 
 
 def exit_scores_figure(scores: dict[str, list[Point]]) -> Figure:

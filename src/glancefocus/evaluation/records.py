@@ -1,4 +1,4 @@
-"""Look records of a data set: one pass over a split stores every look at every image, for every sequence of patch sizes."""
+"""Look records of a data set: one pass over a split stores every look at every image, for every sequence of candidate views."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -10,21 +10,20 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.checking import check_files, medium_of
 from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
-from glancefocus.data.sources import DataSettings, settings_in_notes
+from glancefocus.data.lists import medium_of
+from glancefocus.data.sources import DataSettings, check_files, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData
-from glancefocus.escaping import one_line
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
-from glancefocus.exits.rule import Entropy, ExitRule, Value
 from glancefocus.files import fingerprint
-from glancefocus.look import Look
+from glancefocus.look import Look, as_batch
+from glancefocus.loop import Entropy, ExitRule, Value
 from glancefocus.network.model import GlanceFocus
 from glancefocus.progress import Progress
-from glancefocus.scene import as_batch
+from glancefocus.values import one_line
 
 
 def record_looks(
@@ -70,9 +69,9 @@ def record_looks(
 
 
 def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
-    """Every look of every sequence of patch sizes, each with the critic's value (B,); level by level, computed once each.
+    """Every look of every sequence of candidate views, each with the critic's value (B,); level by level, computed once each.
 
-    With one patch size these are simply all looks, in order.
+    With one candidate view these are simply all looks, in order.
     """
     level = [rule.calibrated(net.glance(as_batch(images, net.settings.view)))]
     while level:

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import MOST_LOOKS
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadBundle, BadSetting
-from glancefocus.escaping import figure_text, one_line
 from glancefocus.evaluation.assess import (
     Answers,
     Findings,
@@ -41,9 +39,11 @@ from glancefocus.evaluation.figures import (
     training_figure,
 )
 from glancefocus.evaluation.tables import (
+    BUDGET_COLUMNS,
     NO_POINT,
     VERDICT_COLUMNS,
     Rows,
+    budget_rows_words,
     csv_files,
     escaped,
     gallery_sections,
@@ -61,12 +61,14 @@ from glancefocus.evaluation.tables import (
     verdict_rows,
 )
 from glancefocus.evaluation.verdict import Verdict, macs_words
-from glancefocus.exits.record import LookRecord
-from glancefocus.files import read_file
-from glancefocus.values import Fields, number_of, parse_json
+from glancefocus.exits.curve import Unit
+from glancefocus.exits.record import LookRecord, short_noun, view_words, views_noun
+from glancefocus.machine import read_file
+from glancefocus.outcome import MOST_LOOKS
+from glancefocus.values import Fields, figure_text, number_of, one_line, parse_json
 
 PAGE = "report.html"
-OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "classes.csv")
+OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "rival_budgets.csv", "classes.csv")
 EXAMPLES_EACH, MISTAKES = 4, 8
 MOST_CLASSES_DRAWN, MOST_ROWS, MOST_CONFUSIONS = 40, 40, 20
 _MOST_JOURNAL_BYTES, _MOST_SPLITS = 64 << 20, 20
@@ -140,7 +142,7 @@ def _finding_sections(
     sections = [
         *_overview(findings, bundle),
         *_backbone_sentence(comparison),
-        *verdict_section(findings.verdict, figures("rivals")),
+        *verdict_section(findings.verdict, figures("rivals", "rivals_over_ms")),
         *_aims_section(findings, comparison, figures("aims")),
     ]
     if findings.curve:
@@ -149,9 +151,10 @@ def _finding_sections(
     if findings.fixed_size_curves:
         note = (
             "Accuracy for an average budget of multiply-adds. Best in bold, second best underlined; "
-            f"{NO_POINT} if patches of this size cannot use up the budget."
+            f"{NO_POINT} if looks at this view cannot use up the budget."
         )
-        sections += ["<h2>Fixed patch sizes, and sizes chosen per look</h2>", size_table(findings), small_print(note)]
+        heading = f"Fixed {views_noun(findings.views)}, and {short_noun(findings.views)} chosen per look"
+        sections += [f"<h2>{heading}</h2>", size_table(findings), small_print(note)]
     sections += _look_section(findings, figures("accuracy_per_look", "exits"))
     if findings.scores or findings.reliability:
         sections.append("<h2>When it stops</h2>")
@@ -165,8 +168,9 @@ def _captions(findings: Findings) -> dict[str, str]:
     """The caption of every figure that a report can have, as HTML."""
     device = html.escape(findings.device or "this device")
     return {
-        "rivals": "Accuracy with its 95 % interval over multiply-adds: the backbone on the whole image and on resized images, a "
-        "cascade of these sizes, and glancefocus.",
+        "rivals": "Accuracy over multiply-adds: glancefocus and the best rivals (cascades, and mixes of sizes) at several budgets, "
+        "and the backbone alone on the whole image and on resized images. Stars, with 95 % intervals: at the bundle's own cost.",
+        "rivals_over_ms": "The same over milliseconds for one image. Thresholds and rivals were chosen by milliseconds.",
         "aims": "Accuracy if every image takes 1, 2, ... looks, with aims that are learnt, random, or fixed.",
         "accuracy_over_macs": "Accuracy over multiply-adds. The dotted line is the cost of the plain backbone on the whole image; "
         "the squares are 1, 2, ... looks for every image.",
@@ -175,7 +179,7 @@ def _captions(findings: Findings) -> dict[str, str]:
         "exits": "Images that stop after each look with the bundle's thresholds, and the share of correct answers among them.",
         "expected_looks": "Accuracy over the mean number of looks per image, E(t). Only the thresholds differ between the points; "
         "nothing was trained again.",
-        "patch_sizes": "The share of each patch size among all focus patches. The glance is not counted.",
+        "patch_sizes": "The share of each candidate view among all focus looks. The glance is not counted.",
         "exit_scores": "The same network with other exit scores.",
         "reliability": "Accuracy over confidence. Above the diagonal, answers are correct more often than their confidence "
         "suggests, below it less often. The error is the expected calibration error. Below: the number of images in each bin; "
@@ -189,7 +193,6 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
     ratio = findings.backbone_macs / chosen["mean_macs"]
     compared = f"{ratio:.1f} times fewer than" if ratio >= 1 else f"{1 / ratio:.1f} times as many as"
     ms = f", and {chosen['mean_ms']:.2f} ms on {findings.device or 'this device'}" if "mean_ms" in chosen else ""
-    sizes = ", ".join(map(str, network.patch_px))
     sentences = [
         f"Measured on {findings.data}: {images:,} images. Thresholds were chosen on {findings.chosen_on}.",
         f"With the bundle's own thresholds on the {findings.score} ({_threshold_words(findings)}), "
@@ -197,7 +200,7 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
         f"for {macs_words(chosen['mean_macs'])} multiply-adds on average, {compared} the backbone on the whole image "
         f"({macs_words(findings.backbone_macs)}), with {expected_looks(chosen):.2f} looks on average{ms}.",
         f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, a glance at "
-        f"{network.glance_px} px, patches of {sizes} px, up to {network.looks} looks.",
+        f"{network.glance_px} px, {view_words(findings.views)}, up to {network.looks} looks.",
         *findings.remarks,
     ]
     return [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]
@@ -206,7 +209,7 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
 def _threshold_words(findings: Findings) -> str:
     """The thresholds of all looks but the last, where every image stops."""
     *thresholds, _ = findings.chosen["thresholds"]
-    if len(findings.patch_px) > 1:
+    if len(findings.views) > 1:
         return "see the table of looks"
     names = ["the glance", *look_names(len(thresholds) + 1)[1:]]
     words = [f"{threshold_text(value)} at {name}" for value, name in zip(thresholds, names, strict=False)]
@@ -227,7 +230,21 @@ def verdict_section(verdict: Verdict | None, figure: str = "") -> list[str]:
         note += f" Milliseconds are medians for one image on {verdict.device}." if verdict.device else ""
         table = table_html(VERDICT_COLUMNS, escaped(verdict_rows(verdict)))
         sections += [table, small_print(html.escape(" ".join([note, *verdict.remarks]))), figure]
-    return sections
+    return [*sections, *_budget_tables(verdict)]
+
+
+def _budget_tables(verdict: Verdict) -> list[str]:
+    """The comparison at several budgets: of multiply-adds, and of milliseconds if they were measured."""
+    sections = []
+    units: dict[Unit, str] = {"macs": "multiply-adds", "ms": "milliseconds"}
+    for unit, words in units.items():
+        if rows := budget_rows_words(verdict, unit):
+            sections += [f"<h3>Average budgets of {words}</h3>", table_html(BUDGET_COLUMNS, escaped(rows))]
+    note = (
+        "Accuracy within each budget, with thresholds that were chosen on other images. The best rival is the best mix of two; "
+        "the one that answers most of its images is named. A difference whose interval includes zero may be due to chance."
+    )
+    return [*sections, small_print(note)] if sections else []
 
 
 def _aims_accuracy(aims: AimsCheck | None, comparison: Comparison | None) -> dict[str, Sequence[float]]:
@@ -252,12 +269,12 @@ def _aims_section(findings: Findings, comparison: Comparison | None, figure: str
         rows: Rows = [(name, [f"{100 * share:.1f} %" for share in shares]) for name, shares in accuracy.items()]
         if comparison is not None:
             for name, hits in (
-                ("patches with the whole object", comparison.hit_rate_per_focus),
+                ("focus looks with the whole object", comparison.hit_rate_per_focus),
                 ("the same with random aims", comparison.hit_rate_per_focus_random_aims),
             ):
                 rows += [] if hits is None else [(name, ["", *(f"{100 * share:.1f} %" for share in hits)])]
         images = f"{findings.images:,} images of {findings.data}" if comparison is not None else "validation images"
-        note = f"Accuracy if every image takes 1, 2, ... looks, on {images}. Aims decide where patches are cut out."
+        note = f"Accuracy if every image takes 1, 2, ... looks, on {images}. Aims decide where focus looks are."
         names = look_names(max(map(len, accuracy.values())))
         sections += [table_html(names, escaped(rows)), small_print(html.escape(note)), figure]
     return sections
@@ -276,13 +293,13 @@ def _backbone_sentence(comparison: Comparison | None) -> list[str]:
 
 
 def _look_section(findings: Findings, figures: str) -> list[str]:
-    several = len(findings.patch_px) > 1
+    several = len(findings.views) > 1
     note = "Accuracy, cost and calibration error are for every image taking that many looks"
-    note += f", with patches of {max(findings.patch_px)} px." if several else "."
+    note += f", with {view_words(findings.views[-1:])}." if several else "."
     note += " An image stops if its score is above the bundle's threshold."
     if several:
-        note += " With several patch sizes: above all thresholds of its look; otherwise the nearest threshold above its score "
-        note += "decides the size of the next patch."
+        note += f" With several {views_noun(findings.views)}: above all thresholds of its look; otherwise the nearest threshold "
+        note += "above its score decides the view of the next look."
     table = table_html(look_names(len(findings.accuracy_after_look)), escaped(look_rows(findings)))
     return ["<h2>Looks</h2>", table, small_print(note), figures]
 

@@ -1,56 +1,65 @@
-"""The rivals of glancefocus: the same backbone on the same images, resized to several sizes."""
+"""The rivals of glancefocus, the same backbone on resized images: their sizes and answers, and how a bundle compares with them.
 
+The network's own encoders are rivals too: each was trained on small views of the whole image and has its own head.
+"""
+
+import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.costs import Costs
+from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split, scene_batches
+from glancefocus.evaluation.assess import look_table, own_thresholds, random_rows
+from glancefocus.evaluation.cascades import Member, verdict_of
 from glancefocus.evaluation.every_look import seen_at_once
+from glancefocus.evaluation.latency import RivalTimes
 from glancefocus.evaluation.records import data_fingerprint
+from glancefocus.evaluation.verdict import Size, Verdict, no_verdict
 from glancefocus.exits.record import LookRecord, RecordAbout, writing_record
-from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
-from glancefocus.network.encoder import Encoder
+from glancefocus.look import as_batch
 from glancefocus.network.macs import count_backbone
+from glancefocus.network.modules import Encoder
+from glancefocus.network.weights import load_backbone_weights
+from glancefocus.outcome import Costs
 from glancefocus.progress import Progress
 from glancefocus.region import resized
-from glancefocus.scene import as_batch
-from glancefocus.settings import NetworkSettings, to_plain
-
-Size = tuple[int, int]
-"""(height, width) in px."""
+from glancefocus.settings import GlanceResize, NetworkSettings, to_plain
 
 SHARES = (1, 6 / 7, 5 / 7, 4 / 7, 3 / 7)
 """Sides of the rivals relative to the whole image; for 224 px these are 224, 192, 160, 128 and 96 px."""
 SMALLER_SHARES = (2 / 7, 1 / 7)
 """Added if even the smallest of SHARES costs more than a glance."""
+ABOUT_A_GLANCE = 0.9
+"""Sizes that cost less than this share of a glance are not tuned."""
 STEPS_PX = (32, 16, 8)
 LEAST_PX = 16
 
 
-def rival_sizes(image_hw: Size, patch_px: int = 1, shares: Sequence[float] = SHARES) -> list[Size]:
+def rival_sizes(image_hw: Size, token_px: int = 1, shares: Sequence[float] = SHARES) -> list[Size]:
     """Image sizes with about these shares of the side, largest first, with the same aspect; the first is the whole image.
 
     The shorter side is a multiple of 32 px, which suits convolutions; of 16 or 8 px if there would be too few different sizes.
     The longer side follows from it, in steps of at most 8 px, or of a transformer's patches.
-    patch_px  side of a transformer's patches, of which both sides are multiples; 1 for other backbones
+    token_px  side of a transformer's patches, of which both sides are multiples; 1 for other backbones
     """
-    steps = [step for step in STEPS_PX if step % patch_px == 0] or [patch_px]
+    steps = [step for step in STEPS_PX if step % token_px == 0] or [token_px]
     shorter, longer = min(image_hw), max(image_hw)
     found: list[Size] = []
     for step in steps:
         found = [image_hw]
         for share in shares:
             side = max(step, round(share * shorter / step) * step)
-            fine = min(step, max(patch_px, STEPS_PX[-1]))
+            fine = min(step, max(token_px, STEPS_PX[-1]))
             other = side if shorter == longer else max(side, round(side * longer / shorter / fine) * fine)
             if share < 1 and side >= LEAST_PX and side * other < found[-1][0] * found[-1][1]:
                 found.append((side, other) if image_hw[0] <= image_hw[1] else (other, side))
@@ -59,12 +68,12 @@ def rival_sizes(image_hw: Size, patch_px: int = 1, shares: Sequence[float] = SHA
     return found
 
 
-def sizes_with_costs(settings: NetworkSettings, image_hw: Size, patch_px: int, glance_macs: float) -> dict[Size, int]:
+def sizes_with_costs(settings: NetworkSettings, image_hw: Size, token_px: int, glance_macs: float) -> dict[Size, int]:
     """{size: multiply-adds} of the rivals, largest first; sizes that the backbone does not accept are left out."""
-    counted = count_backbone(settings, rival_sizes(image_hw, patch_px))
+    counted = count_backbone(settings, rival_sizes(image_hw, token_px))
     smallest = min((macs for macs in counted.values() if macs is not None), default=0)
     if smallest > glance_macs:
-        counted = count_backbone(settings, rival_sizes(image_hw, patch_px, (*SHARES, *SMALLER_SHARES)))
+        counted = count_backbone(settings, rival_sizes(image_hw, token_px, (*SHARES, *SMALLER_SHARES)))
     known = {size: macs for size, macs in counted.items() if macs is not None}
     return dict(sorted(known.items(), key=lambda item: -item[1]))
 
@@ -74,11 +83,6 @@ def patch_side(encoder: Encoder) -> int:
     embed = getattr(encoder.backbone, "patch_embed", None)
     px = getattr(embed, "patch_size", 1)
     return int(max(px) if isinstance(px, (tuple, list)) else px)
-
-
-def size_words(size: Size) -> str:
-    """160 px, or 480x640 px."""
-    return f"{size[0]} px" if size[0] == size[1] else f"{size[0]}x{size[1]} px"
 
 
 def rival_name(size: Size) -> str:
@@ -99,10 +103,9 @@ def tuned_files(run: Path) -> dict[Size, Path]:
 
 
 def sizes_to_tune(sizes: Mapping[Size, int], costs: Costs) -> list[Size]:
-    """The two sizes below the whole image with costs nearest to the middle between one glance and all looks."""
-    wanted = (costs.macs_after_look[0] + costs.macs_after_look[-1]) / 2
-    smaller = list(sizes)[1:]
-    return sorted(sorted(smaller, key=lambda size: abs(sizes[size] - wanted))[:2], reverse=True)
+    """All sizes below the whole image that cost about as much as the glance, or more; largest first."""
+    least = ABOUT_A_GLANCE * costs.macs_after_look[0]
+    return [size for size in list(sizes)[1:] if sizes[size] >= least]
 
 
 def image_size(split: Split, settings: NetworkSettings) -> Size:
@@ -128,24 +131,24 @@ class RivalAnswers:
 def answer_resized(
     settings: NetworkSettings,
     encoder: Encoder,
-    weights: Path,
     split: Split,
     rows: NDArray[np.int64],
     sizes: Sequence[Size],
     folder: Path,
     *,
     name: str,
+    resize: GlanceResize = "antialias",
     workers: int = 0,
     progress: Progress | None = None,
 ) -> RivalAnswers:
     """The answers of the encoder's own head for these rows of a split at every size, stored in the folder for the next time.
 
-    weights  the file that the encoder's weights come from; stored answers are reused if it has not changed
-    name     of the split
+    Stored answers are reused if the encoder's weights have not changed.
+    name  of the split
     """
     ordered = sorted(sizes, key=lambda size: size[0] * size[1])
     about = RecordAbout(
-        network=_fingerprint(settings, weights, ordered, rows),
+        network=_fingerprint(settings, encoder, ordered, resize, rows),
         data=data_fingerprint(split),
         source="rivals",
         split=name,
@@ -155,7 +158,7 @@ def answer_resized(
     )
     place = folder / f"rivals-{name}-{about.network[:8]}-{about.data[:8]}"
     if not place.exists():
-        _record(place, about, settings, encoder, split, rows, ordered, workers, progress)
+        _record(place, about, settings, encoder, split, rows, ordered, resize, workers, progress)
     record = LookRecord.load(place)
     record.check_made_for(about.network, about.data)
     correct = np.asarray(record.answer) == np.asarray(record.label)[:, None]
@@ -170,6 +173,7 @@ def _record(
     split: Split,
     rows: NDArray[np.int64],
     sizes: Sequence[Size],
+    resize: GlanceResize,
     workers: int,
     progress: Progress | None,
 ) -> None:
@@ -182,7 +186,7 @@ def _record(
     with writing_record(place, about) as writer, torch.inference_mode():
         for images, labels in scene_batches(split, settings.view, order, None, workers):
             whole = as_batch(images.to(device), settings.view).whole
-            answers = [own_answers(encoder, whole, size) for size in sizes]
+            answers = [own_answers(encoder, whole, size, resize) for size in sizes]
             columns = {
                 "confidence": [each.max(dim=1).values for each in answers],
                 "entropy": [_certainty(each) for each in answers],
@@ -195,28 +199,11 @@ def _record(
     encoder.train(was_training)
 
 
-def own_answers(encoder: Encoder, whole: Tensor, size: Size) -> Tensor:
+def own_answers(encoder: Encoder, whole: Tensor, size: Size, resize: GlanceResize = "antialias") -> Tensor:
     """(B, classes) probabilities of the encoder's own head for images (B, 3, H, W), or frames of clips, resized to this size."""
-    seen = whole if tuple(whole.shape[-2:]) == size else resized(whole, size, "antialias")
+    seen = whole if tuple(whole.shape[-2:]) == size else resized(whole, size, resize)
     seen = seen.contiguous(memory_format=torch.channels_last)
     return encoder.own_head(encoder(seen).vector).float().softmax(dim=1)
-
-
-def cascade_table(
-    answers: Sequence[tuple[NDArray[np.bool_], NDArray[np.float32]]],
-    macs: Sequence[float],
-    ms: Sequence[float] | None,
-) -> LookTable:
-    """The look table of a cascade, smallest size first: an image that reaches a size has paid for all sizes up to it.
-
-    answers  (correct, confidence) of each size
-    """
-    return LookTable(
-        np.stack([confidence for _, confidence in answers], axis=1).astype(np.float32),
-        np.stack([correct for correct, _ in answers], axis=1),
-        np.cumsum(np.asarray(macs, dtype=np.float64)),
-        ms=None if ms is None else np.cumsum(np.asarray(ms, dtype=np.float64)),
-    )
 
 
 def _certainty(probabilities: Tensor) -> Tensor:
@@ -226,5 +213,166 @@ def _certainty(probabilities: Tensor) -> Tensor:
     return certainty
 
 
-def _fingerprint(settings: NetworkSettings, weights: Path, sizes: Sequence[Size], rows: NDArray[np.int64]) -> str:
-    return fingerprint([to_plain(settings), fingerprint(weights), list(sizes)], rows.astype("<i8"))
+def _fingerprint(
+    settings: NetworkSettings, encoder: Encoder, sizes: Sequence[Size], resize: GlanceResize, rows: NDArray[np.int64]
+) -> str:
+    weights = [value for named in encoder.state_dict().items() for value in named]
+    return fingerprint([to_plain(settings), list(sizes), resize], *weights, rows.astype("<i8"))
+
+
+MOST_IMAGES = 2000
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the rivals: the run's plain backbone, and backbones that were tuned at smaller image sizes."""
+
+    backbone: Path
+    tuned: Mapping[Size, Path]
+
+
+def judge(
+    bundle: Bundle,
+    record: LookRecord,
+    split: Split,
+    weights: Weights,
+    folder: Path,
+    *,
+    workers: int = 0,
+    progress: Progress | None = None,
+    measure_times: Callable[[Bundle, Sequence[Size]], RivalTimes] | None = None,
+    seed: int = 0,
+) -> Verdict:
+    """The verdict on a bundle.
+
+    record         the looks at the split's images
+    folder         where the rivals' answers are stored
+    measure_times  also measures milliseconds, see latency.measure_rival_times; None: multiply-adds only
+    """
+    if len(split) < 2:
+        return no_verdict(f"there is {len(split)} image to compare on. Give more held-out images.")
+    if not weights.backbone.is_file():
+        return no_verdict(
+            f"there is no plain backbone at {weights.backbone} to compare with. A run with the stage `backbone` stores it there."
+        )
+    rows = random_rows(len(split), MOST_IMAGES, seed)
+    table = look_table(bundle, record).rows(rows)
+    sizes = sizes_with_costs(
+        bundle.settings, image_size(split, bundle.settings), patch_side(bundle.net.focus_encoder), table.macs[0]
+    )
+    if not sizes:
+        return no_verdict("the backbone accepts only one image size.")
+    times = None if measure_times is None else measure_times(bundle, list(sizes | own_sizes(bundle)))
+    table = replace(table, ms=None if times is None else np.asarray(times.ours), unit="macs")
+    members, labels = members_on(
+        bundle,
+        split,
+        rows,
+        weights,
+        sizes,
+        folder,
+        name=record.about.split,
+        times=times,
+        workers=workers,
+        progress=progress,
+    )
+    budget = float(table.point(np.asarray(own_thresholds(bundle), dtype=np.float32))["mean_macs"])
+    device, data = None if times is None else times.device, f"{record.about.source}, {record.about.split}"
+    return verdict_of(table, budget, members, labels, device, data, seed)
+
+
+def members_on(
+    bundle: Bundle,
+    split: Split,
+    rows: NDArray[np.int64],
+    weights: Weights,
+    sizes: Mapping[Size, int],
+    folder: Path,
+    *,
+    name: str,
+    times: RivalTimes | None = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> tuple[list[Member], NDArray[np.int64]]:
+    """Every rival's answers to these rows of a split, the backbone on the whole image first, and the labels.
+
+    sizes   {size: multiply-adds}, see sizes_with_costs
+    folder  where the answers are stored, under the split's name
+    """
+    own = own_sizes(bundle)
+    members, labels = [], np.zeros(0, dtype=np.int64)
+    for source in _sources(bundle, weights, sizes, own):
+        answers = answer_resized(
+            bundle.settings,
+            source.encoder,
+            split,
+            rows,
+            source.sizes,
+            folder,
+            name=name,
+            resize=source.resize,
+            workers=workers,
+            progress=progress,
+        )
+        members += source.members(answers, {**sizes, **own}, times)
+        labels = answers.labels
+    return members, labels
+
+
+def own_sizes(bundle: Bundle) -> dict[Size, int]:
+    """{size: multiply-adds} of the views of the whole image that the network itself has, the glance first."""
+    settings = bundle.settings
+    # An encoder of its own for whole images is the plain backbone, which is a rival already.
+    seen = () if settings.looks == 1 or settings.whole_encoder else settings.candidates
+    views = [settings.glance_view, *(view for view in seen if view.is_whole)]
+    counted = count_backbone(settings, [(view.px, view.px) for view in views])
+    return {size: macs for size, macs in counted.items() if macs is not None}
+
+
+class Source(NamedTuple):
+    """One encoder with its own head, which answers at some image sizes.
+
+    words  which encoder it is, see Member.encoder
+    """
+
+    kind: Literal["resized", "tuned"]
+    words: str
+    encoder: Encoder
+    sizes: list[Size]
+    resize: GlanceResize = "antialias"
+
+    def members(self, answers: RivalAnswers, macs: Mapping[Size, int], times: RivalTimes | None) -> list[Member]:
+        """One for each size, largest first."""
+        return [
+            Member(
+                self.kind,
+                size,
+                answers.correct[:, index],
+                answers.confidence[:, index],
+                float(macs[size]),
+                None if times is None else times.resized[size],
+                self.words,
+            )
+            for index, size in reversed(list(enumerate(answers.sizes)))
+        ]
+
+
+def _sources(bundle: Bundle, weights: Weights, sizes: Mapping[Size, int], own: Mapping[Size, int]) -> Iterator[Source]:
+    """The plain backbone at every size of rivals, those that were tuned at one size, and the network's own encoders.
+
+    The same copy of an encoder is loaded with other weights for each of the first two: use a source before taking the next.
+    """
+    net, settings = bundle.net, bundle.settings
+    loaded = copy.deepcopy(net.focus_encoder)
+    load_backbone_weights(loaded.backbone, weights.backbone)
+    yield Source("resized", "", loaded, list(sizes))
+    for size, file in weights.tuned.items():
+        if size in sizes:
+            load_backbone_weights(loaded.backbone, file)
+            yield Source("tuned", "tuned", loaded, [size])
+    glance, *others = own
+    shared = settings.shared_encoder
+    words = "the shared encoder" if shared else "the glance encoder"
+    yield Source("tuned", words, net.glance_encoder, [glance], settings.glance_resize)
+    if others:
+        yield Source("tuned", "the shared encoder" if shared else "the focus encoder", net.focus_encoder, others)

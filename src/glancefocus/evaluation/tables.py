@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from glancefocus.errors import BadRun
-from glancefocus.escaping import csv_cell, one_line
 from glancefocus.evaluation.assess import Answers, Findings, accuracy_by_class
 from glancefocus.evaluation.figures import expected_looks, look_names
 from glancefocus.evaluation.verdict import Verdict, macs_words
-from glancefocus.exits.curve import Point
+from glancefocus.exits.curve import Point, Unit
+from glancefocus.exits.record import short_noun, view_label
 from glancefocus.files import write_file
+from glancefocus.values import csv_cell, one_line
 
 Rows = list[tuple[str, list[str]]]
 """Rows of a table: a name and its cells."""
@@ -27,6 +28,14 @@ SCORE_BUDGETS, SIZE_BUDGETS, TERMINAL_BUDGETS = 6, 9, 8
 SCORE_ORDER = ("random", "entropy", "confidence", "value")
 NO_POINT = "--"
 VERDICT_COLUMNS = ("accuracy", "95 % interval", "multiply-adds", "ms")
+BUDGET_COLUMNS = (
+    "glancefocus",
+    "best rival",
+    "difference in points",
+    "95 % interval",
+    "2 standard errors",
+    "nearest rival",
+)
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
@@ -112,13 +121,13 @@ def threshold_text(value: float) -> str:
 
 
 def _threshold_rows(findings: Findings) -> Rows:
-    """One row for each patch size; the last look has no threshold, since every image stops there."""
+    """One row for each candidate view; the last look has no threshold, since every image stops there."""
     *thresholds, _ = findings.chosen["thresholds"]
-    if len(findings.patch_px) == 1:
+    if len(findings.views) == 1:
         return [("threshold", [*map(threshold_text, thresholds), ""])]
     return [
-        (f"threshold for {px} px", [*(threshold_text(values[size]) for values in thresholds), ""])
-        for size, px in enumerate(findings.patch_px)
+        (f"threshold for {view_label(view)}", [*(threshold_text(values[size]) for values in thresholds), ""])
+        for size, view in enumerate(findings.views)
     ]
 
 
@@ -131,6 +140,25 @@ def verdict_rows(verdict: Verdict) -> Rows:
         ms = "" if point.mean_ms is None else f"{point.mean_ms:.2f}"
         rows.append((name, [f"{100 * point.accuracy:.1f} %", interval, macs_words(point.mean_macs), ms]))
     return rows
+
+
+def budget_rows_words(verdict: Verdict, unit: Unit) -> Rows:
+    """One row for each budget in this unit; the cells are those of BUDGET_COLUMNS."""
+    return [
+        (
+            macs_words(row.budget) if unit == "macs" else f"{row.budget:.2f} ms",
+            [
+                f"{100 * row.accuracy:.1f} %",
+                f"{100 * row.rival_accuracy:.1f} %",
+                f"{100 * row.difference:+.1f}",
+                f"{100 * row.difference_low:+.1f} to {100 * row.difference_high:+.1f}",
+                f"{100 * row.two_standard_errors:.1f}",
+                row.rival,
+            ],
+        )
+        for row in verdict.budgets
+        if row.unit == unit
+    ]
 
 
 def summary_tables(findings: Findings) -> list[Table]:
@@ -194,9 +222,9 @@ def score_table(findings: Findings) -> str:
 
 
 def size_table(findings: Findings) -> str:
-    """Accuracy with each patch size at some budgets, as HTML; the best in bold, the second best underlined."""
-    curves = {f"{px} px (fixed)": curve for px, curve in findings.fixed_size_curves.items()}
-    curves["sizes chosen"] = findings.curve
+    """Accuracy with each candidate view at some budgets, as HTML; the best in bold, the second best underlined."""
+    curves = {f"{view_label(view)} (fixed)": curve for view, curve in findings.fixed_size_curves.items()}
+    curves[f"{short_noun(findings.views)} chosen"] = findings.curve
     budgets = sorted({point["budget_macs"] for point in findings.curve})
     return budget_table(curves, evenly(budgets, SIZE_BUDGETS), findings.images, {1: "strong", 2: "u"})
 
@@ -224,12 +252,16 @@ def _marked(value: float | None, rank: int | None, images: int, tags: Mapping[in
 
 def csv_files(findings: Findings, answers: Answers | None = None) -> dict[str, bytes]:
     """{file name: content} of the tables for programs; answers: for the accuracy per class."""
-    px = findings.patch_px
-    scores = [{"score": score, **flat(point, px)} for score, curve in findings.scores.items() for point in curve]
-    sizes = [{"patch_px": p, **flat(point, px)} for p, curve in findings.fixed_size_curves.items() for point in curve]
+    views = findings.views
+    scores = [{"score": score, **flat(point, views)} for score, curve in findings.scores.items() for point in curve]
+    sizes = [
+        {"view": view, **flat(point, views)} for view, curve in findings.fixed_size_curves.items() for point in curve
+    ]
     bins = [{"look": look, **each} for look, row in enumerate(findings.reliability, start=1) for each in row]
     files = {
-        "curve.csv": csv_text([flat(point, px) for point in findings.curve], ["budget_macs", "mean_macs", "accuracy"]),
+        "curve.csv": csv_text(
+            [flat(point, views) for point in findings.curve], ["budget_macs", "mean_macs", "accuracy"]
+        ),
         "reliability.csv": csv_text(bins, ["look", "confidence", "accuracy", "count"]),
     }
     if scores:
@@ -238,35 +270,35 @@ def csv_files(findings: Findings, answers: Answers | None = None) -> dict[str, b
         files["fixed_sizes.csv"] = csv_text(sizes)
     if findings.verdict is not None and findings.verdict.points:
         files["rivals.csv"] = csv_text(verdict_csv_rows(findings.verdict))
+    if findings.verdict is not None and findings.verdict.budgets:
+        files["rival_budgets.csv"] = csv_text([asdict(row) for row in findings.verdict.budgets])
     if answers is not None:
         files["classes.csv"] = csv_text(class_csv_rows(answers))
     return files
 
 
-def flat(point: Point, patch_px: Sequence[int]) -> dict[str, Any]:
-    """An operating point as one row: lists become columns, named by look and patch size."""
+def flat(point: Point, views: Sequence[str]) -> dict[str, Any]:
+    """An operating point as one row: lists become columns, named by look and candidate view."""
     row: dict[str, Any] = {name: value for name, value in point.items() if not isinstance(value, (list, tuple))}
     row["expected_looks"] = expected_looks(point)
+    labels = [view_label(view).replace(" ", "") for view in views]
     for look, count in enumerate(point["exits_per_look"], start=1):
         row[f"leave_after_look_{look}"] = count
     for look, value in enumerate(point["thresholds"], start=1):
         if isinstance(value, (list, tuple)):
-            row |= {f"threshold_look_{look}_{px}px": each for px, each in zip(patch_px, value, strict=True)}
+            row |= {f"threshold_look_{look}_{label}": each for label, each in zip(labels, value, strict=True)}
         else:
             row[f"threshold_look_{look}"] = value
     for look, counts in enumerate(point.get("patches_per_look_and_size", ()), start=2):
-        row |= {f"patches_look_{look}_{px}px": count for px, count in zip(patch_px, counts, strict=True)}
+        row |= {f"patches_look_{look}_{label}": count for label, count in zip(labels, counts, strict=True)}
     return row
 
 
 def verdict_csv_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """One row for each rival and for glancefocus, then the other budgets of the cascade."""
-    rows: list[dict[str, Any]] = []
-    for point in [*verdict.points, *verdict.cascade_curve]:
-        row = {**asdict(point), "px": " ".join(f"{height}x{width}" for height, width in point.px)}
-        if row not in rows:
-            rows.append(row)
-    return rows
+    """One row for each rival and for glancefocus."""
+    return [
+        {**asdict(point), "px": " ".join(f"{height}x{width}" for height, width in point.px)} for point in verdict.points
+    ]
 
 
 def class_csv_rows(answers: Answers) -> list[dict[str, Any]]:

@@ -1,24 +1,29 @@
-"""The verdict: is glancefocus more accurate than the same backbone on resized images, at equal cost? Arithmetic; no network runs.
+"""The verdict: is glancefocus more accurate than its rivals at equal cost? Arithmetic; no network runs.
 
-The rule is written down in docs/verdict.md.
+The rivals are the same backbone on resized images, alone or several sizes in a cascade. The rule is written down in
+docs/verdict.md.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadBundle, BadSetting
-from glancefocus.evaluation.assess import wilson_interval
+from glancefocus.exits.budget import wilson_interval
+from glancefocus.exits.curve import Unit
 from glancefocus.settings import from_plain
 from glancefocus.values import Range
 
-Conclusion = Literal["worth it", "not worth it", "undecided", "no rivals"]
+Conclusion = Literal["worth it", "not worth it", "tie", "undecided", "no rivals"]
 Kind = Literal["backbone", "resized", "tuned", "cascade", "glancefocus"]
+
+Size = tuple[int, int]
+"""(height, width) in px."""
 
 LEAST_GAIN = 0.01
 """A gain in accuracy below this does not justify a second network and a policy: resizing is simpler."""
@@ -28,6 +33,7 @@ Z_95 = 1.959964
 Z_POWER = 0.841621
 """For a statistical power of 80 %: 4 of 5 samples of that size decide."""
 Share = Annotated[float, Range(0.0, 1.0)]
+Difference = Annotated[float, Range(-1.0, 1.0)]
 Amount = Annotated[float, Range(0.0, 1e18)]
 
 
@@ -82,6 +88,30 @@ class MethodResult:
 
 
 @dataclass(frozen=True)
+class BudgetRow:
+    """glancefocus and the best rival within one budget; thresholds of both are measured on images that did not choose them.
+
+    unit        of the budget and the costs
+    budget      for one image on average
+    cost        what glancefocus really spends on average; rival_cost: the same of the best mix of rivals
+    rival       the name of the rival that answers most images of that mix
+    difference  accuracy of glancefocus minus that of the rivals, with its 95 % interval and two standard errors
+    """
+
+    unit: Unit
+    budget: Amount
+    accuracy: Share
+    cost: Amount
+    rival: str
+    rival_accuracy: Share
+    rival_cost: Amount
+    difference: Difference
+    difference_low: Difference
+    difference_high: Difference
+    two_standard_errors: Share
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether glancefocus is worth it on some data. A bundle keeps it in its notes.
 
@@ -90,7 +120,7 @@ class Verdict:
     instead          the name of the method to use, if glancefocus is not worth it
     images_needed    for a decision, if these images do not allow one
     points           every rival, and glancefocus as the last one
-    cascade_curve    the best cascade at other budgets
+    budgets          the same comparison at other budgets, of multiply-adds first, then of milliseconds if they were measured
     device           what the milliseconds were measured on
     data             the images, for people
     remarks          what was left out, and why
@@ -106,7 +136,7 @@ class Verdict:
     instead: str | None = None
     images_needed: int | None = None
     points: tuple[RivalPoint, ...] = ()
-    cascade_curve: tuple[RivalPoint, ...] = ()
+    budgets: tuple[BudgetRow, ...] = ()
     device: str | None = None
     data: str | None = None
     remarks: tuple[str, ...] = ()
@@ -119,8 +149,9 @@ class Verdict:
 
 def read_verdict(plain: Any, where: str = "notes.verdict") -> Verdict:
     """The verdict of a bundle's notes; a wrong field is refused by its name."""
-    if isinstance(plain, dict) and plain.get("outcome") == "cannot be told":  # its name in bundles of version 0.1
-        plain = {**plain, "outcome": "undecided"}
+    if isinstance(plain, dict):  # bundles of version 0.1
+        plain = {name: value for name, value in plain.items() if name != "cascade_curve"}
+        plain |= {"outcome": "undecided"} if plain.get("outcome") == "cannot be told" else {}
     return from_plain(Verdict, plain, where)
 
 
@@ -139,10 +170,30 @@ def no_verdict(why: str) -> Verdict:
     return Verdict("no rivals", f"No verdict: {why}")
 
 
-def decide(
-    ours: MethodResult, rivals: Sequence[MethodResult], labels: NDArray[np.int64], fold: NDArray[np.int64]
-) -> Verdict:
-    """Compare glancefocus with its rivals at equal cost, on the same images.
+class EqualCost(NamedTuple):
+    """glancefocus against the best mix of rivals at the same cost.
+
+    difference  accuracy of glancefocus minus that of the mix; low, high: its 95 % interval
+    instead     the rival that answers most images of the mix
+    mix_cost    mean cost of the mix, which may be below the cost that was allowed
+    """
+
+    difference: float
+    low: float
+    high: float
+    two_standard_errors: float
+    instead: MethodResult
+    mix_cost: float
+
+
+def at_equal_cost(
+    ours: MethodResult,
+    rivals: Sequence[MethodResult],
+    labels: NDArray[np.int64],
+    fold: NDArray[np.int64],
+    cost: float | None = None,
+) -> EqualCost:
+    """Compare glancefocus with the best mix of its rivals at equal cost, on the same images.
 
     The best mix of rivals is chosen twice: on all images, which favours the luckiest of many rivals, and by cross-fitting (for
     each fold on the other folds), which with few images favours glancefocus. The difference is the first one; its interval
@@ -150,26 +201,43 @@ def decide(
 
     labels  (N,) of the images: always answering with the most frequent one is the rival that costs nothing
     fold    (N,) the fold of each image
+    cost    the mean cost that rivals may have; None: that of glancefocus
     """
     guess = MethodResult("backbone", "always the most frequent class", _most_frequent(labels), np.zeros(len(labels)))
-    candidates, cost = [*rivals, guess], ours.mean_macs
+    candidates, cost = [*rivals, guess], ours.mean_macs if cost is None else cost
     weights = best_mix(candidates, cost, np.ones(len(labels), dtype=np.bool_))
-    at_cost = [_mixed(candidates, weights), _chosen_on_others(candidates, cost, fold)]
-    intervals = [paired_interval(ours.right - right) for right in at_cost]
-    difference = intervals[0][0]  # the one that the table of rivals shows
-    low, high = min(low for _, low, _ in intervals), max(high for _, _, high in intervals)
-    rival_accuracy = ours.accuracy - difference
-    outcome, instead = conclusion_of(low, high), alternative(candidates, weights)
-    needed = images_for_a_decision(difference, (high - low) / 2, len(labels)) if outcome == "undecided" else None
+    differences = [
+        ours.right - right for right in (_mixed(candidates, weights), _chosen_on_others(candidates, cost, fold))
+    ]
+    intervals = [paired_interval(each) for each in differences]
+    return EqualCost(
+        difference=intervals[0][0],  # the one that the table of rivals shows
+        low=min(low for _, low, _ in intervals),
+        high=max(high for _, _, high in intervals),
+        two_standard_errors=2 * float(differences[0].std()) / math.sqrt(len(labels)),
+        instead=alternative(candidates, weights),
+        mix_cost=sum(weight * candidates[i].mean_macs for i, weight in weights.items()),
+    )
+
+
+def decide(
+    ours: MethodResult, rivals: Sequence[MethodResult], labels: NDArray[np.int64], fold: NDArray[np.int64]
+) -> Verdict:
+    """The verdict from a comparison at the cost of glancefocus; the arguments are those of at_equal_cost."""
+    found = at_equal_cost(ours, rivals, labels, fold)
+    rival_accuracy = ours.accuracy - found.difference
+    outcome = conclusion_of(found.low, found.high)
+    half = (found.high - found.low) / 2
+    needed = images_for_a_decision(found.difference, half, len(labels)) if outcome == "undecided" else None
     return Verdict(
         outcome=outcome,
-        sentence=sentence(outcome, ours, instead, (difference, low, high), rival_accuracy, needed),
+        sentence=sentence(outcome, ours, found, rival_accuracy, needed),
         images=len(labels),
-        difference=difference,
-        difference_low=low,
-        difference_high=high,
+        difference=found.difference,
+        difference_low=found.low,
+        difference_high=found.high,
         rival_accuracy=rival_accuracy,
-        instead=instead.name if outcome == "not worth it" else None,
+        instead=found.instead.name if outcome == "not worth it" else None,
         images_needed=needed,
     )
 
@@ -229,7 +297,9 @@ def paired_interval(differences: NDArray[np.float64]) -> tuple[float, float, flo
 
 
 def conclusion_of(low: float, high: float) -> Conclusion:
-    """From the 95 % interval of the gain: above zero, below LEAST_GAIN, or neither."""
+    """From the 95 % interval of the gain: within one point of zero on both sides, above zero, below one point, or neither."""
+    if low > -LEAST_GAIN and high < LEAST_GAIN:
+        return "tie"
     if low > 0:
         return "worth it"
     return "not worth it" if high < LEAST_GAIN else "undecided"
@@ -244,20 +314,21 @@ def images_for_a_decision(difference: float, half: float, images: int) -> int:
 
 
 def sentence(
-    outcome: Conclusion,
-    ours: MethodResult,
-    instead: MethodResult,
-    difference: tuple[float, float, float],
-    rival_accuracy: float,
-    needed: int | None,
+    outcome: Conclusion, ours: MethodResult, found: EqualCost, rival_accuracy: float, needed: int | None
 ) -> str:
-    """The verdict in one sentence; if glancefocus is not worth it, a second sentence recommends what to use."""
-    own = f"glancefocus has {accuracy_words(ours)} with {macs_words(ours.mean_macs)} multiply-adds"
-    mean, low, high = (100 * value for value in difference)
+    """The verdict in one sentence; for a tie, and if glancefocus is not worth it, a second sentence says what to use."""
+    own, instead = (
+        f"glancefocus has {accuracy_words(ours)} with {macs_words(ours.mean_macs)} multiply-adds",
+        found.instead,
+    )
+    mean, low, high = (100 * value for value in (found.difference, found.low, found.high))
     resizing = f"resized images at that cost ({100 * rival_accuracy:.1f} %; nearest: the {instead.name})"
     if outcome == "worth it":
         gain = f"{mean:.1f} points more ({low:.1f} to {high:.1f})"
         return f"Worth it here: {own}, {gain} than {resizing}{_slower(ours, instead)}."
+    if outcome == "tie":
+        same = f"the same accuracy as {resizing}: a difference of {mean:+.1f} points ({low:+.1f} to {high:+.1f})"
+        return f"A tie here: {own}, {same}. {_cheaper(ours, instead)}"
     if outcome == "undecided":
         return (
             f"Undecided with {len(ours.right):,} images: {own}, {mean:+.1f} points ({low:+.1f} to {high:+.1f}) against {resizing}. "
@@ -269,6 +340,17 @@ def sentence(
         f"Not worth it here: {own}, {loss if mean < 0 else gain} than {resizing}. Use the {instead.name}: "
         f"{accuracy_words(instead)} with {macs_words(instead.mean_macs)} multiply-adds."
     )
+
+
+def _cheaper(ours: MethodResult, other: MethodResult) -> str:
+    """What speaks for one or the other if both are equally accurate: time, and that resizing is simpler."""
+    if ours.ms is None or other.ms is None:
+        return "Resizing is simpler."
+    if max(ours.ms, other.ms) <= SLOWER * min(ours.ms, other.ms):
+        return f"Both take about {ours.ms:.1f} ms per image on this device; resizing is simpler."
+    times = f"On this device glancefocus takes {ours.ms:.1f} ms per image, the {other.name} {other.ms:.1f} ms"
+    faster = "glancefocus is cheaper to run, resizing is simpler"
+    return f"{times}: {faster if ours.ms < other.ms else 'resizing is cheaper to run, and simpler'}."
 
 
 def _slower(ours: MethodResult, other: MethodResult) -> str:
@@ -294,3 +376,8 @@ def macs_words(macs: float) -> str:
 def _most_frequent(labels: NDArray[np.int64]) -> NDArray[np.float64]:
     values, counts = np.unique(labels, return_counts=True)
     return np.asarray(labels == values[counts.argmax()], dtype=np.float64)
+
+
+def size_words(size: Size) -> str:
+    """160 px, or 480x640 px."""
+    return f"{size[0]} px" if size[0] == size[1] else f"{size[0]}x{size[1]} px"

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.exits.curve import Point, Unit, budget_of
-from glancefocus.exits.direct import direct_curve, direct_within, expected_correct
 from glancefocus.exits.genetic import genetic_front, genetic_within
-from glancefocus.exits.geometric import GeometricRule, cost_and_worth
-from glancefocus.exits.table import LookTable, Thresholds, check_budget, level_sizes
+from glancefocus.exits.one_size import GeometricRule, direct_curve, direct_within
+from glancefocus.exits.table import LookTable, Thresholds, check_budget, cost_and_worth, expected_correct, level_sizes
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 CURVE_FOLDS = 3  # a whole curve takes long to solve
@@ -77,7 +76,7 @@ def aim_below(table: LookTable, budget: float, *, solver: str | None = None, see
 def folds_for(table: LookTable) -> int:
     """The number of groups for cross-fitting: more when there are few images, so that each choice still uses nearly all of them.
 
-    With several patch sizes there are fewer groups, because one choice takes seconds.
+    With several candidate views there are fewer groups, because one choice takes seconds.
     """
     if table.sizes > 1:
         return 4
@@ -85,15 +84,15 @@ def folds_for(table: LookTable) -> int:
 
 
 def check_solver(sizes: int, solver: str | None) -> str:
-    """The named solver, or the best one for this number of patch sizes; one that does not fit is refused."""
+    """The named solver, or the best one for this number of candidate views; one that does not fit is refused."""
     solver = ("genetic" if sizes > 1 else "direct") if solver is None else solver
     if solver not in SOLVERS:
         raise BadSetting(f"a solver is one of {', '.join(SOLVERS)}, but got {solver!r}.")
     if (solver == "genetic") != (sizes > 1):
         raise BadSetting(
-            "with several patch sizes thresholds are found by the solver 'genetic'."
+            "with several candidate views thresholds are found by the solver 'genetic'."
             if sizes > 1
-            else "the solver 'genetic' is for several patch sizes; this network has one. Use direct or geometric."
+            else "the solver 'genetic' is for several candidate views; this network has one. Use direct or geometric."
         )
     return solver
 
@@ -140,17 +139,25 @@ def cross_fitted_curve(
 ) -> list[Point]:
     """A solved curve measured by cross-fitting: each image is judged by thresholds chosen on other images, for the same budgets."""
     budgets = [budget_of(point, table.unit) for point in curve]
-    fold = fold_of_rows(len(table), CURVE_FOLDS, seed)
-    nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
-    for group in range(int(fold.max()) + 1):
-        rows = np.flatnonzero(fold == group)
-        own = table.rows(rows)
-        found = solve_at(table.rows(np.flatnonzero(fold != group)), budgets, solver=solver, seed=seed)
-        nodes[:, rows] = [own.exits(thresholds) for thresholds in found]
+    nodes = cross_fitted_exits(table, budgets, CURVE_FOLDS, solver=solver, seed=seed)
     return [
         with_budget(table.point_of_exits(left, np.asarray(point["thresholds"], dtype=np.float32)), budget, table.unit)
         for point, budget, left in zip(curve, budgets, nodes, strict=True)
     ]
+
+
+def cross_fitted_exits(
+    table: LookTable, budgets: Sequence[float], folds: int, *, solver: str | None = None, seed: int = 0
+) -> NDArray[np.int64]:
+    """(budgets, N) the node where each image stops, for each budget with thresholds that were chosen on other images."""
+    fold = fold_of_rows(len(table), folds, seed)
+    nodes = np.zeros((len(budgets), len(table)), dtype=np.int64)
+    for group in range(int(fold.max()) + 1) if table.looks > 1 and len(budgets) > 0 else ():
+        rows = np.flatnonzero(fold == group)
+        own = table.rows(rows)
+        found = solve_at(table.rows(np.flatnonzero(fold != group)), budgets, solver=solver, seed=seed)
+        nodes[:, rows] = [own.exits(thresholds) for thresholds in found]
+    return nodes
 
 
 def with_budget(point: Point, budget: float, unit: Unit) -> Point:
@@ -368,3 +375,18 @@ def images_needed(half: float, cost: float, images: int, new_images: int) -> int
     needed = max(math.ceil(variance / wanted - 1e-3), 1)
     step: int = 10 ** max(len(str(needed)) - 2, 0)
     return math.ceil(needed / step) * step
+
+
+def wilson_interval(share: float, images: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, which stays sensible near 0 and 1: no mistake on a few images does not mean none ever."""
+    z = 1.959964
+    middle = (share + z * z / (2 * images)) / (1 + z * z / images)
+    half = z / (1 + z * z / images) * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
+    # At 0 or 1 rounding could put the share itself outside.
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+
+
+def with_interval(point: Point, images: int) -> Point:
+    """The point with the 95 % interval of its accuracy."""
+    low, high = wilson_interval(point["accuracy"], images)
+    return {**point, "accuracy_low": low, "accuracy_high": high}

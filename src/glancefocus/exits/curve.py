@@ -1,26 +1,28 @@
-"""Operating points: their type, reading them from files, and thresholds for any budget along a stored curve of them."""
+"""Operating points, thresholds for any budget along a stored curve of them, and the milliseconds of looks."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.values import Fields, list_of, number_of, whole_of
+from glancefocus.errors import BadBudget
+from glancefocus.loop import frozen
 
 
 class Point(TypedDict):
     """An operating point: thresholds, and what they cost and achieve on some images.
 
-    thresholds         one for each look; with several patch sizes one row for each look
+    thresholds         one for each look; with several candidate views one row for each look
     mean_macs, mean_ms mean cost of an answer; milliseconds where latency was measured
     budget_macs, budget_ms  the budget that the thresholds were chosen for
     accuracy           share of right answers, counted; `_low` and `_high` are the ends of its 95 % interval
     expected_accuracy  how often answers with such scores are right: more reliable than a count when few images chose the thresholds
     exits_per_look     number of images that stop after each look
     accuracy_of_exits  accuracy of the images that stop after each look; None where no image does
-    patches_per_look_and_size  number of patches of each size in each focus look, with several patch sizes
+    patches_per_look_and_size  number of patches of each size in each focus look, with several candidate views
     """
 
     thresholds: list[Any]
@@ -40,63 +42,12 @@ class Point(TypedDict):
 Unit = Literal["macs", "ms"]
 """What budgets and costs are counted in: multiply-adds or milliseconds."""
 
-MOST_POINTS = 100_000
-
-
-def read_curve(plain: Any, where: str, looks: int, sizes: int) -> list[Point]:
-    """Operating points from JSON, for a network with this number of looks and patch sizes; impossible values are refused."""
-    return list_of(plain, where, MOST_POINTS, lambda value, name: _read_point(value, name, looks, sizes))
-
-
-def _read_point(plain: Any, where: str, looks: int, sizes: int) -> Point:
-    """Fields that are used are checked; unknown fields are kept as they are."""
-    fields = Fields(plain, where)
-    point = cast(Point, dict(fields.plain))
-    point["thresholds"] = read_thresholds(fields.value("thresholds"), fields.name("thresholds"), looks, sizes)
-    if "mean_macs" in point:
-        point["mean_macs"] = fields.number("mean_macs", 0.0, 1e18)
-    if "budget_macs" in point:
-        point["budget_macs"] = fields.number("budget_macs", 0.0, 1e18)
-    if "accuracy" in point:
-        point["accuracy"] = fields.number("accuracy", 0.0, 1.0)
-    if "exits_per_look" in point:
-        exits = fields.listed("exits_per_look", looks, _count)
-        if len(exits) != looks or sum(exits) < 1:
-            raise BadSetting(f"{fields.name('exits_per_look')} must count images for each of {looks} looks.")
-    if "patches_per_look_and_size" in point:
-        rows = fields.listed("patches_per_look_and_size", looks, lambda v, n: list_of(v, n, sizes, _count))
-        if [len(row) for row in rows] != [sizes] * (looks - 1):
-            raise BadSetting(
-                f"{fields.name('patches_per_look_and_size')} must have {looks - 1} rows of {sizes} counts."
-            )
-    return point
-
-
-def read_thresholds(plain: Any, where: str, looks: int, sizes: int) -> list[Any]:
-    """One number for each look; with several patch sizes a row for each look, with one number for each size."""
-
-    def number(value: Any, name: str) -> float:
-        return number_of(value, name, -1e6, 1e6)
-
-    def row(value: Any, name: str) -> Any:
-        return number(value, name) if sizes == 1 else list_of(value, name, sizes, number)
-
-    read = list_of(plain, where, looks, row)
-    if len(read) != looks or (sizes > 1 and any(len(each) != sizes for each in read)):
-        each = "" if sizes == 1 else f" rows of {sizes}"
-        raise BadSetting(f"{where} must have {looks}{each} thresholds, one for each look.")
-    return read
-
-
-def _count(value: Any, name: str) -> int:
-    return whole_of(value, name, 0, 10**12)
-
 
 def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Point], float]) -> Any | None:
     """Thresholds that spend the budget, interpolated between the two points around it; None where all points cost more.
 
-    Points that cost more and achieve less than another one are ignored. With several patch sizes, thresholds also choose the next
-    size and cannot be interpolated: the most expensive point within the budget is taken.
+    Points that cost more and achieve less than another one are ignored. With several candidate views, thresholds also choose the
+    next view and cannot be interpolated: the most expensive point within the budget is taken.
     """
     points = rising(sorted(curve, key=cost_of))
     within = [p for p in points if cost_of(p) <= budget]
@@ -150,11 +101,6 @@ def best_thresholds(curve: Sequence[Point]) -> Any | None:
     return frozen(min(good, key=lambda p: p["mean_macs"])["thresholds"])
 
 
-def frozen(thresholds: Sequence[Any]) -> tuple[Any, ...]:
-    """Thresholds, or rows of them, as tuples of floats."""
-    return tuple(frozen(t) if isinstance(t, (list, tuple)) else float(t) for t in thresholds)
-
-
 def stay_thresholds(looks: int, sizes: int) -> list[Any]:
     """Thresholds with which every image takes every look, with patches of the largest size."""
     return [1.0] * (looks - 1) + [0.0] if sizes == 1 else [[-1.0] * (sizes - 1) + [1.0]] * (looks - 1) + [[0.0] * sizes]
@@ -178,3 +124,64 @@ def refuse_budget(budget: float, glance: float, unit: str) -> None:
     if unit == "macs" and budget < glance / 1000:
         hint = "Multiply-adds are counted one by one, such as 2e8; milliseconds are given with --ms (budget_ms)."
     raise BadBudget(f"a budget of {budget:.3g} {word} is less than one glance ({glance:.3g}). {hint}")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds an image, the median of several measurements.
+
+    device      its name
+    threads     of the CPU that were used
+    batch_size  images looked at together
+    glance_ms   the first look
+    focus_ms    (T - 1, K): look 2, 3, ... with a patch of each size; the aim is part of the look
+    runtime     the runtime that was measured; None: the network's own torch modules
+    """
+
+    device: str
+    threads: int
+    batch_size: int
+    glance_ms: float
+    focus_ms: tuple[tuple[float, ...], ...]
+    runtime: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Where and how it was measured."""
+        runtime = "" if self.runtime is None else f", {self.runtime}"
+        return f"{self.device}, {self.threads} threads, batch {self.batch_size}{runtime}"
+
+    @property
+    def ms_after_look(self) -> tuple[float, ...]:
+        """Leaving after look 1, 2, ... T, with the largest patches."""
+        return tuple(itertools.accumulate([self.glance_ms, *(sizes[-1] for sizes in self.focus_ms)]))
+
+    def ms_of_tree(self) -> tuple[float, ...]:
+        """Leaving after every sequence of candidate views, in the order of a look table's nodes."""
+        level, tree = [self.glance_ms], [self.glance_ms]
+        for sizes in self.focus_ms:
+            level = [spent + ms for spent in level for ms in sizes]
+            tree += level
+        return tuple(tree)
+
+    def mean_ms(self, point: Mapping[str, Any]) -> float:
+        """What an operating point costs on average, from how many patches were looked at."""
+        images = sum(point["exits_per_look"])
+        patches = patches_of(point)
+        spent = sum(
+            n * ms
+            for look, sizes in zip(patches, self.focus_ms, strict=True)
+            for n, ms in zip(look, sizes, strict=True)
+        )
+        return float(self.glance_ms + spent / images)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def patches_of(point: Mapping[str, Any]) -> list[Sequence[int]]:
+    """(T - 1, K) how many patches of each size an operating point looks at in look 2, 3, ..."""
+    if "patches_per_look_and_size" in point:
+        return list(point["patches_per_look_and_size"])
+    exits = point["exits_per_look"]
+    return [[sum(exits[look:])] for look in range(1, len(exits))]

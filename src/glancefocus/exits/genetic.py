@@ -1,18 +1,18 @@
-"""Thresholds for several patch sizes, by a genetic algorithm as in the paper (section 4.2).
+"""Thresholds for several candidate views, by a genetic algorithm as in the paper (section 4.2).
 
-An individual is a set of thresholds, one for each look and patch size. Each is stored as a gene: the rank of the threshold among
+An individual is a set of thresholds, one for each look and view. Each is stored as a gene: the rank of the threshold among
 the scores of its look, as a number in [0, 1]. One budget is solved by an ordinary genetic algorithm, the whole curve by NSGA-II
 (Deb et al., 2002), which differs only in how individuals are ranked.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.exits.direct import Worth, direct_curve
-from glancefocus.exits.geometric import cost_and_worth
-from glancefocus.exits.table import LookTable, Thresholds, check_budget, path_nodes
+from glancefocus.exits.one_size import direct_curve
+from glancefocus.exits.table import LookTable, Thresholds, Worth, check_budget, cost_and_worth, path_nodes
 
 # This share of a gene's range means the threshold -1 (never this size), and as much means 1 (this size for all that are left).
 END_SHARE = 0.1
@@ -39,11 +39,12 @@ def genetic_within(
 ) -> Thresholds:
     """(T, K) thresholds whose mean cost on this table is within the budget, as accurate as the algorithm can make them.
 
-    On this table they are never worse than using patches of one size only, because the search starts from those. Among equally
-    accurate thresholds it takes the most expensive, for the reason given in `direct_within`; worth and spare as there.
+    On this table they are never worse than any fixed sequence of views that do not get smaller: the search starts from those.
+    Among equally accurate thresholds it takes the most expensive, for the reason given in `direct_within`; worth and spare as
+    there.
     """
     check_budget(table, budget)
-    starts = one_size_only(table, [budget], worth)
+    starts = fixed_sequences(table, [budget], worth)
     tried = Archive(table, worth)
     tried.add(starts)
     evolve(
@@ -63,25 +64,29 @@ def genetic_front(
 ) -> list[Thresholds]:
     """The whole curve in one run, cheapest first: thresholds for which no others are both cheaper and more accurate.
 
-    budgets  at each of these the curve is never worse on this table than using patches of one size only; default: evenly spaced
+    budgets  at each of these the curve is never worse on this table than any of the fixed sequences; default: evenly spaced
     worth    (N, nodes) what is maximised instead of the number of right answers, see `expected_correct`
     """
     if budgets is None:
         budgets = np.linspace(table.cheapest, table.dearest, START_BUDGETS).tolist()
     tried = Archive(table, worth)
-    tried.add(one_size_only(table, budgets, worth))
+    tried.add(fixed_sequences(table, budgets, worth))
     evolve(tried, np.stack(tried.front()), rank_front, population, generations, np.random.default_rng(seed))
     return tried.front()
 
 
-def one_size_only(table: LookTable, budgets: Sequence[float], worth: Worth | None = None) -> NDArray[np.float32]:
-    """(P, T, K) the directly searched thresholds of each size alone, within each budget, and stopping at the glance."""
+def fixed_sequences(table: LookTable, budgets: Sequence[float], worth: Worth | None = None) -> NDArray[np.float32]:
+    """(P, T, K) directly searched thresholds of fixed sequences of views within each budget, and stopping at the glance.
+
+    The sequences are those in which views do not get smaller: the same view at every look, or a larger one later. Among them is
+    the usual cascade, which the search would rarely find by chance.
+    """
     found = [table.leave()]
-    for size in range(table.sizes):
-        nodes = path_nodes([size] * (table.looks - 1), table.sizes)
-        for column in direct_curve(table.fixed_size(size), budgets, None if worth is None else worth[:, nodes]):
+    for path in itertools.combinations_with_replacement(range(table.sizes), table.looks - 1):
+        nodes = path_nodes(path, table.sizes)
+        for column in direct_curve(table.along(path), budgets, None if worth is None else worth[:, nodes]):
             thresholds = table.leave()
-            thresholds[:-1, size] = column[:-1]
+            thresholds[np.arange(table.looks - 1), list(path)] = column[:-1]
             found.append(thresholds)
     code = GeneCode(table)
     return np.unique(code.thresholds(code.genes(np.stack(found))), axis=0)  # thresholds that genes can represent

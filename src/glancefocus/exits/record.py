@@ -9,7 +9,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.escaping import one_line
-from glancefocus.exits.rule import SCORES
 from glancefocus.exits.table import LookTable, level_sizes
-from glancefocus.files import open_file, replace_folder
-from glancefocus.values import Fields, read_json, text_of, whole_of
+from glancefocus.files import replace_folder
+from glancefocus.loop import SCORES
+from glancefocus.machine import open_file
+from glancefocus.outcome import MOST_CANDIDATES, MOST_LOOKS
+from glancefocus.values import Fields, one_line, read_json, text_of, whole_of
 
 FORMAT = 2
 ABOUT_FILE = "about.json"
@@ -150,6 +150,29 @@ def _read_about(file: Path) -> RecordAbout:
     if sizes == 0 or (sizes > 1 and (about.looks - 1) * math.log(sizes) > math.log(MOST_COLUMNS)):
         raise BadSetting(f"about.views and about.looks make more than {MOST_COLUMNS:,} sequences of views, or none.")
     return about
+
+
+def view_label(name: str) -> str:
+    """The name of a candidate view for people: 96 px for a native patch, other names as they are."""
+    return f"{name} px" if name.isdecimal() else name
+
+
+def view_words(names: Sequence[str]) -> str:
+    """Names of candidate views in a sentence: patches of 32, 48 px; views 32, whole@96 if they are not all native patches."""
+    listed = ", ".join(names)
+    if all(name.isdecimal() for name in names):
+        return f"patches of {listed} px"
+    return f"views {listed}" if len(names) > 1 else f"the view {listed}"
+
+
+def views_noun(names: Sequence[str]) -> str:
+    """What these candidate views are called together: patch sizes, or views if they are not all native patches."""
+    return "patch sizes" if all(name.isdecimal() for name in names) else "views"
+
+
+def short_noun(names: Sequence[str]) -> str:
+    """The same in one word, for tables and legends."""
+    return views_noun(names).removeprefix("patch ")
 
 
 def _view_name(value: Any, name: str) -> str:

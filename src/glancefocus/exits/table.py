@@ -1,4 +1,9 @@
-"""The look table: score, correctness and cost of every image after every look. Thresholds and curves are computed from it."""
+"""The look table: score, correctness and cost of every image after every look. Thresholds and curves are computed from it.
+
+Whether one of 70 images is right at some look is mostly chance, and thresholds that follow it do not generalise. So solvers do not
+count right answers. They add up how likely each answer is right given its score (`expected_correct`), from a smooth curve with
+three parameters for each look that is fitted to all images.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +16,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.exits.curve import Point, Unit, leave_thresholds, refuse_budget, stay_thresholds
+from glancefocus.exits.curve import Point, Unit, leave_thresholds, mean_cost, refuse_budget, stay_thresholds
 
 Thresholds = NDArray[np.float32]
-"""(T,), one for each look; with several patch sizes (T, K), one for each look and size. Every image stops after the last look."""
+"""(T,), one for each look; with several candidate views (T, K), one for each look and view. Every image stops after the last."""
 
 
 @dataclass(frozen=True)
 class LookTable:
     """One row for each image, one column for each sequence of looks.
 
-    With one patch size a column is a look. With K sizes the looks form a tree, whose nodes are the columns: one for the glance,
+    With one candidate view a column is a look. With K sizes the looks form a tree, whose nodes are the columns: one for the glance,
     K for the second look, K x K for the third, level by level. The children of node j of a level are nodes K j + k of the next.
 
     score    (N, nodes) float32 in [0, 1]; an image stops where its score is above the threshold
     correct  (N, nodes) bool: whether the answer there is right
     macs     (nodes,) multiply-adds of stopping there
     ms       (nodes,) milliseconds of stopping there, on one device; None: not measured
-    sizes    K, the number of patch sizes
+    sizes    K, the number of candidate views
     unit     of budgets and costs
     """
 
@@ -51,7 +56,7 @@ class LookTable:
             if costs is not None and not (np.isfinite(costs).all() and (costs >= 0).all()):
                 raise BadData(f"costs of looks must be numbers, 0 or more, but got {np.asarray(costs).tolist()}.")
         if level_sizes(self.looks, self.sizes).sum() != self.score.shape[1]:
-            raise BadData(f"{self.score.shape[1]} columns are not a tree of looks with {self.sizes} patch sizes.")
+            raise BadData(f"{self.score.shape[1]} columns are not a tree of looks with {self.sizes} candidate views.")
 
     def __len__(self) -> int:
         return int(self.score.shape[0])
@@ -101,8 +106,12 @@ class LookTable:
         return replace(self, score=self.score[rows], correct=self.correct[rows])
 
     def fixed_size(self, size: int) -> "LookTable":
-        """The table for patches of one size only; size is its index."""
-        nodes = path_nodes([size] * (self.looks - 1), self.sizes)
+        """The table for one candidate view only; size is its number."""
+        return self.along([size] * (self.looks - 1))
+
+    def along(self, path: Sequence[int]) -> "LookTable":
+        """The table for this candidate view at the second look, at the third, ...: one column for each look."""
+        nodes = path_nodes(path, self.sizes)
         return replace(
             self,
             score=np.ascontiguousarray(self.score[:, nodes]),
@@ -145,7 +154,7 @@ class LookTable:
         rows = np.asarray(thresholds)
         if rows.size != self.looks * self.sizes or np.isnan(rows).any():
             raise BadSetting(
-                f"{self.looks} looks with {self.sizes} patch size{'s' if self.sizes > 1 else ''} need "
+                f"{self.looks} looks with {self.sizes} candidate view{'s' if self.sizes > 1 else ''} need "
                 f"{self.looks * self.sizes} thresholds that are numbers, but got {rows.tolist()}."
             )
         return rows.reshape(self.looks, self.sizes)
@@ -209,12 +218,12 @@ class LookTable:
 
 
 def level_sizes(looks: int, sizes: int) -> NDArray[np.int64]:
-    """(T,) the number of nodes of each look in the tree of patch sizes."""
+    """(T,) the number of nodes of each look in the tree of candidate views."""
     return np.asarray(sizes ** np.arange(looks, dtype=np.int64))
 
 
 def path_nodes(path: Sequence[int], sizes: int) -> list[int]:
-    """The node of every look on a path of patch sizes (their indexes), the glance first."""
+    """The node of every look on a path of candidate views (their indexes), the glance first."""
     nodes, start, place, width = [0], 0, 0, 1
     for size in path:
         start, width, place = start + width, width * sizes, place * sizes + size
@@ -241,3 +250,95 @@ def check_table(table: LookTable) -> None:
             f"all {len(table)} images have the same score at every look ({before_last[0, 0]:.3g} at the glance), so that no "
             "threshold can tell them apart. Is the network trained? Train it, or give images that differ."
         )
+
+
+Worth = NDArray[np.float64]
+"""(N, nodes) the value of stopping there: 1 for a right answer, 0 for a wrong one, or how likely it is right."""
+
+
+def must_have_one_size(table: LookTable) -> None:
+    """Refuse tables of several candidate views: their columns are nodes of a tree, not looks."""
+    if table.sizes != 1:
+        raise ValueError(
+            f"the table has {table.sizes} candidate views; take table.fixed_size(size), or a genetic search."
+        )
+
+
+def cost_and_accuracy(point: Point, unit: Unit) -> tuple[float, float]:
+    """The mean cost of an operating point, in this unit, and its accuracy."""
+    return mean_cost(point, unit), point["accuracy"]
+
+
+def cost_and_worth(
+    table: LookTable, thresholds: Thresholds, worth: NDArray[np.float64] | None = None
+) -> tuple[float, float]:
+    """The mean cost of thresholds on a table, and the mean worth of the answers; without worth, their accuracy."""
+    if worth is None:
+        return cost_and_accuracy(table.point(thresholds), table.unit)
+    nodes = table.exits(thresholds)
+    at_node = np.bincount(nodes, minlength=len(table.cost))
+    return float(table.cost @ at_node / len(table)), float(worth[np.arange(len(table)), nodes].mean())
+
+
+SMALLEST_CHANCE = 1e-5  # scores are clipped to [1e-5, 1 - 1e-5]; the logits of others would dominate the fit
+PRIOR_OF_ALL = np.array([0.01, 0.3, 3.0])  # precision of the shared curve around 'as likely right as the score says'
+PRIOR_OF_LOOK = np.array([1.0, 4.0, 20.0])  # precision of each look's own curve around the shared one
+STEPS = 50
+
+Curve = NDArray[np.float64]
+"""(3,) the logit of being right is c0 + c1 z + c2 z^2, with z the logit of the score, standardised over the table."""
+
+
+def expected_correct(table: LookTable) -> NDArray[np.float64]:
+    """(N, nodes) how likely the answer of every image at every node is right, given its score there.
+
+    One logistic curve for each node, with a prior around the curve fitted to all nodes together; the more images, the less the
+    prior matters.
+    """
+    logit = logit_of(table.score)
+    spread = float(logit.std())
+    z = (logit - logit.mean()) / (spread if spread > 0 else 1.0)
+    correct = table.correct.astype(np.float64)
+    shared = fit_curve(z.ravel(), correct.ravel(), np.array([0.0, 1.0, 0.0]), PRIOR_OF_ALL)
+    columns = [
+        chance(fit_curve(own, right, shared, PRIOR_OF_LOOK), own) for own, right in zip(z.T, correct.T, strict=True)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def fit_curve(z: NDArray[np.float64], right: NDArray[np.float64], centre: Curve, precision: Curve) -> Curve:
+    """The most likely curve for these answers, with a normal prior; by Newton's method, halving steps that go too far."""
+    features = powers(z)
+
+    def loss(curve: Curve) -> float:
+        logit = features @ curve
+        return float(np.logaddexp(0, logit).sum() - right @ logit + 0.5 * (precision * (curve - centre) ** 2).sum())
+
+    curve, now = centre, loss(centre)
+    for _ in range(STEPS):
+        likely = chance(curve, z)
+        slope = features.T @ (right - likely) - precision * (curve - centre)
+        bend = (features * (likely * (1 - likely))[:, None]).T @ features + np.diag(precision)
+        step = np.linalg.solve(bend, slope)
+        size = 1.0
+        while size > 1e-3 and loss(curve + size * step) > now:
+            size /= 2
+        if size <= 1e-3 or float(np.abs(size * step).max()) < 1e-7:
+            break
+        curve = curve + size * step
+        now = loss(curve)
+    return curve
+
+
+def chance(curve: Curve, z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N,) how likely answers are right."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(powers(z) @ curve, -30, 30))))
+
+
+def powers(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.stack([np.ones_like(z), z, z * z], axis=1)
+
+
+def logit_of(score: NDArray[np.float32]) -> NDArray[np.float64]:
+    inside = np.clip(score.astype(np.float64), SMALLEST_CHANCE, 1 - SMALLEST_CHANCE)
+    return np.asarray(np.log(inside / (1 - inside)))

@@ -18,18 +18,18 @@ from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.clips import find_clips, read_clip
-from glancefocus.data.images import find_pictures, read_picture
+from glancefocus.data.folders import find_pictures
+from glancefocus.data.images import read_picture, view_picture
 from glancefocus.data.labelled import WHOLE, open_labelled, world_settings
 from glancefocus.data.sources import settings_in_notes
 from glancefocus.data.splits import MemorySplit, Split
-from glancefocus.data.views import view_picture
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadExport, BadImage
-from glancefocus.export.formats import quiet
-from glancefocus.export.manifest import Agreement
-from glancefocus.export.standalone.predict import Array, Looker, Manifest, Row, RunGraph, scene_of, softmax
+from glancefocus.export.contents import Agreement, quiet
+from glancefocus.export.predict import Array, Looker, Manifest, Row, RunGraph, scene_of, softmax
 from glancefocus.outcome import Outcome
 from glancefocus.progress import Progress
+from glancefocus.region import top_left
 from glancefocus.settings import NetworkSettings
 
 MADE_UP = 32
@@ -174,7 +174,7 @@ class _Reader:
 
 
 def record_feeds(looker: Looker, sample: Sample, ways: dict[str, Any]) -> Feeds:
-    """The inputs of every graph while these pictures are looked at: glances, and patches where the policy aims."""
+    """The inputs of every graph while these pictures are looked at: glances, and views where the policy aims."""
     recorded = _Recorded(looker.graphs)
     recording = Looker(looker.manifest, recorded)
     for thresholds in ways.values():
@@ -221,7 +221,7 @@ def accuracy(looker: Looker, sample: Sample, thresholds: Any) -> float:
 CONFIDENCE_TOLERANCE = 1e-3
 """Largest difference between confidences of graphs that count as the same."""
 _SCORE_TIE = 1e-4  # a score this near a threshold, or two classes this near each other: rounding decides
-_PIXEL_TIE = 1e-3  # the same for a patch whose corner is this near the border between two pixels, in px
+_PIXEL_TIE = 1e-3  # the same for a region whose corner is this near the border between two pixels, in px
 
 Thresholds = list[Any] | None
 
@@ -260,15 +260,15 @@ class Tally:
 
 
 def ways_of_looking(bundle: Bundle) -> dict[str, Thresholds]:
-    """{description: thresholds}: the bundle's own, and every look with patches of each size, so that every graph is run."""
-    looks, sizes = bundle.settings.looks, bundle.settings.patch_px
+    """{description: thresholds}: the bundle's own, and every look with each candidate view, so that every graph is run."""
+    looks, views = bundle.settings.looks, bundle.settings.candidates
     ways: dict[str, Thresholds] = {}
     if bundle.thresholds is not None:
         ways["stopping above thresholds"] = [list(t) if isinstance(t, tuple) else t for t in bundle.thresholds]
-    for px in sizes:
-        row = [math.inf if size == px else -1.0 for size in sizes]
-        words = "every look" if len(sizes) == 1 else f"every look, {px} px"
-        ways[words] = [row if len(sizes) > 1 else math.inf] * looks
+    for view in views:
+        row = [math.inf if other == view else -1.0 for other in views]
+        words = "every look" if len(views) == 1 else f"every look, {view.name}"
+        ways[words] = [row if len(views) > 1 else math.inf] * looks
     return ways
 
 
@@ -306,7 +306,7 @@ def refuse_differences(found: Tally, words: str) -> None:
 def _add(found: Tally, outcome: Outcome, index: int, row: Row, thresholds: Thresholds, sample: Sample) -> None:
     answer, looks = int(outcome.answer[index]), int(outcome.looks[index])
     own = int(row.logits.argmax())
-    same_boxes = looks == row.looks and _boxes(outcome, index, row) == row.patches
+    same_boxes = looks == row.looks and _seen(outcome, index, row) == _seen_by(row)
     image = found.images
     found.images += 1
     found.exits_per_look[row.looks] = found.exits_per_look.get(row.looks, 0) + 1
@@ -333,7 +333,7 @@ def _add(found: Tally, outcome: Outcome, index: int, row: Row, thresholds: Thres
 def rounding_decides(row: Row, thresholds: Thresholds) -> bool:
     """Whether a difference in the last digits could have changed the looks or the answer of this row."""
     height, width = row.scene.frames[0].shape[:2]
-    rooms = [np.array([height - px, width - px]) for _, _, px in row.patches]
+    rooms = [np.array([height - high, width - wide]) for _, _, high, wide in row.regions]
     return near_a_tie(row.scores, thresholds, zip(row.places, rooms, strict=True), row.logits)
 
 
@@ -346,7 +346,7 @@ def near_a_tie(
     """The same for an image given by its parts.
 
     scores  after each look
-    aims    (where, room) of each patch; room: how far its corner can move, in px
+    aims    (where, room) of each look; room: how far the corner of its region can move, in px; 0 for the whole image
     logits  after the last look
     """
     for number, score in enumerate(scores, start=1):
@@ -354,23 +354,34 @@ def near_a_tie(
         if any(abs(score - limit) < _SCORE_TIE for limit in limits):
             return True
     for where, room in aims:
-        corner = where * room
-        if np.abs(corner - corner.round()).min() < _PIXEL_TIE:
+        corner = (where * room)[room > 0]
+        if (np.abs(corner - corner.round()) < _PIXEL_TIE).any():
             return True
     second, first = np.sort(softmax(logits))[-2:]
     return bool(first - second < _SCORE_TIE)
 
 
-def _boxes(outcome: Outcome, index: int, row: Row) -> list[tuple[int, int, int]]:
-    """(top, left, px) of every patch that the network looked at, in the image of the row."""
+Seen = list[tuple[str, tuple[int, int, int, int]]]
+"""Name and region (top, left, height, width) of every look after the glance."""
+
+
+def _seen(outcome: Outcome, index: int, row: Row) -> Seen:
+    """What the network looked at, in the image of the row."""
     height, width = row.scene.frames[0].shape[:2]
-    boxes = []
+    seen: Seen = []
     for look in range(int(outcome.looks[index]) - 1):
-        px = int(outcome.patch_px[index, look])
-        room = np.array([height - px, width - px], dtype=np.float32)
-        top, left = np.floor(outcome.where[index, look].numpy().clip(0, 1) * room).astype(int).tolist()
-        boxes.append((top, left, px))
-    return boxes
+        view, where = outcome.views[int(outcome.candidate[index, look])], outcome.where[index, look]
+        if view.is_whole:
+            seen.append((view.name, (0, 0, height, width)))
+            continue
+        px = view.extent_px(height, width)
+        top, left = top_left(where[None], height, width, px)[0].tolist()
+        seen.append((view.name, (top, left, px, px)))
+    return seen
+
+
+def _seen_by(row: Row) -> Seen:
+    return [(view["name"], region) for view, region in zip(row.views, row.regions, strict=True)]
 
 
 def viewed(frames: list[Image.Image], bundle: Bundle) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
-from glancefocus.escaping import is_writable_text
+from glancefocus.export import predict
 from glancefocus.export.compare import (
     COVERAGES,
     Sample,
@@ -25,21 +25,24 @@ from glancefocus.export.compare import (
     refuse_differences,
     ways_of_looking,
 )
-from glancefocus.export.formats import FORMATS, Format, format_named, onnx_to_openvino, write_graphs
-from glancefocus.export.looks_graph import fits_one_graph, write_looks_graph
-from glancefocus.export.manifest import (
+from glancefocus.export.contents import (
+    FORMATS,
     ExportManifest,
+    Format,
     check_exportable,
     describe,
     export_readme,
+    format_named,
     is_export,
+    onnx_to_openvino,
+    write_graphs,
     write_manifest,
 )
-from glancefocus.export.standalone import predict
-from glancefocus.export.standalone.predict import Graph, Looker, open_network
+from glancefocus.export.looks_graph import fits_one_graph, write_looks_graph
+from glancefocus.export.predict import Graph, Looker, open_network
 from glancefocus.files import replace_folder, write_text
 from glancefocus.progress import Progress
-from glancefocus.values import shown
+from glancefocus.values import is_writable_text, shown
 
 
 @dataclass(frozen=True)

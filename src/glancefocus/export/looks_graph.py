@@ -6,7 +6,7 @@
     logits         (1, classes)     after the last look that was taken
     answer, confidence              (1,) after the glance
     answers, confidences            (K, 1) after each of the K focus looks that were taken
-    where                           (K, 1, 2) of each of them
+    where                           (K, 1, 2) of each of them; without meaning where they see the whole image
 
 It is assembled from the graphs of the parts (see network/parts.py). Names of nodes begin with their purpose, so that a profile
 shows where the time goes: the name of a part, or SHRINKING, CUTTING, LEAVING.
@@ -24,11 +24,11 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.exits.curve import stay_thresholds
 from glancefocus.export.compare import Sample, Tally, near_a_tie, refuse_differences, viewed
-from glancefocus.export.manifest import LooksGraph
-from glancefocus.export.standalone.predict import Graph
-from glancefocus.network.parts import aim_part, answer_part
+from glancefocus.export.contents import LooksGraph
+from glancefocus.export.predict import WHOLE_PLACE, Graph
+from glancefocus.network.parts import aim_part, answer_part, focus_part
 from glancefocus.region import resized
-from glancefocus.runtime.onnx import open_session
+from glancefocus.runtime.backends import open_session
 from glancefocus.settings import GLANCE, GlanceResize, NetworkSettings
 
 FILE = "looks.onnx"
@@ -38,10 +38,10 @@ OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
 
 
 def fits_one_graph(bundle: Bundle) -> bool:
-    """Whether the loop inside the graph can do what the bundle does: pictures, one patch size, thresholds on the confidence."""
+    """Whether the loop inside the graph can do what the bundle does: pictures, one candidate view, thresholds on the confidence."""
     settings = bundle.settings
-    one_size = settings.looks > 1 and settings.frames == 1 and len(settings.patch_px) == 1
-    return one_size and bundle.score == "confidence" and bundle.temperatures is None
+    one_view = settings.looks > 1 and settings.frames == 1 and len(settings.candidates) == 1
+    return one_view and bundle.score == "confidence" and bundle.temperatures is None
 
 
 def write_looks_graph(bundle: Bundle, graphs: list[Graph], folder: Path, sample: Sample) -> LooksGraph | None:
@@ -84,8 +84,9 @@ def write_looks_graph(bundle: Bundle, graphs: list[Graph], folder: Path, sample:
 def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[float]) -> Tally:
     """Look at every picture of the view's size with the network and with the graph, one at a time."""
     found = Tally()
-    rule, view, px = bundle.exit_rule(thresholds=thresholds), bundle.settings.view, bundle.settings.patch_px[0]
-    room = np.array([view.height_px - px, view.width_px - px])
+    rule, view = bundle.exit_rule(thresholds=thresholds), bundle.settings.view
+    high, wide = _covered(bundle.settings)
+    room = np.array([view.height_px - high, view.width_px - wide])
     for image in (viewed(frames, bundle) for pictures in sample.batches() for frames in pictures):
         if tuple(image.shape[1:]) != (view.height_px, view.width_px):
             continue
@@ -115,6 +116,15 @@ def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[floa
                 f"in {FILE} class {int(answered[-1])} after {len(answered)}"
             )
     return found
+
+
+def _covered(settings: NetworkSettings) -> tuple[int, int]:
+    """Height and width of the region that a focus look sees, in an image of the view's size."""
+    (seen,), view = settings.candidates, settings.view
+    if seen.is_whole:
+        return view.height_px, view.width_px
+    px = seen.extent_px(view.height_px, view.width_px)
+    return px, px
 
 
 def resize_matrix(side: int, px: int, resize: GlanceResize) -> NDArray[np.float32]:
@@ -159,16 +169,15 @@ class _Composer:
 
     def all_looks(self) -> Any:
         types, settings, view = self.types, self.settings, self.settings.view
-        px, units, resize = settings.patch_px[0], settings.policy.units, settings.glance_resize
+        units, resize, placed = settings.policy.units, settings.glance_resize, settings.policy.place
+        before = ["no_policy_memory", *(["whole_place"] if placed else [])]
+        after = ["last_policy_memory", *(["last_place"] if placed else [])]
         nodes, weights = self._part("glance", {"glances": "glances"})
         nodes = [
             # The glance is rows x image x columns.
             self._node(SHRINKING, "MatMul", ["images", "columns"], ["narrow"]),
             self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
             *nodes,
-            self._node(CUTTING, "Shape", ["images"], ["image_hw"], start=2),
-            self._node(CUTTING, "Sub", ["image_hw", "patch_hw"], ["room_px"]),
-            self._node(CUTTING, "Cast", ["room_px"], ["room"], to=types.FLOAT),
             self._node(LEAVING, "Shape", ["thresholds"], ["looks"]),
             self._node(LEAVING, "Sub", ["looks", "the_glance"], ["focus_looks"]),
             self._node(LEAVING, "Squeeze", ["focus_looks"], ["most"]),
@@ -176,18 +185,18 @@ class _Composer:
             self._node(
                 LEAVING,
                 "Loop",
-                ["most", "unsure", "glance/logits", "glance/memory", "glance/map", "no_policy_memory"],
-                ["logits", "last_memory", "last_map", "last_policy_memory", "answers", "confidences", "where"],
+                ["most", "unsure", *(f"glance/{name}" for name in ("logits", "memory", "map")), *before],
+                ["logits", "last_memory", "last_map", *after, "answers", "confidences", "where"],
                 body=self._look(),
             ),
             self._node(LEAVING, "Identity", ["glance/answer"], ["answer"]),
             self._node(LEAVING, "Identity", ["glance/confidence"], ["confidence"]),
         ]
         weights += [
-            self._constant("patch_hw", [px, px], "int64"),
             self._constant("the_glance", [1], "int64"),
             self._constant("none_yet", 0, "int64"),
             self._constant("no_policy_memory", [[0.0] * units], "float32"),
+            *([self._constant("whole_place", [WHOLE_PLACE], "float32")] if placed else []),
             self._constant("rows", resize_matrix(view.height_px, settings.glance_px, resize), "float32"),
             self._constant("columns", resize_matrix(view.width_px, settings.glance_px, resize).T, "float32"),
         ]
@@ -204,10 +213,11 @@ class _Composer:
         return self.onnx.helper.make_graph(nodes, "looks", inputs, outputs, initializer=weights)
 
     def _look(self) -> Any:
-        """The body of the loop: aim, cut the patch out, look at it, and decide whether to go on."""
+        """The body of the loop: aim, cut the region out, look at it, and decide whether to go on."""
         types = self.types
         aim, aim_weights = self._aim()
-        cut, cut_weights = self._patch()
+        cut, cut_weights = self._region()
+        placed, placed_weights = self._place()
         focus, focus_weights = self._focus()
         leave = [
             self._node(LEAVING, "Add", ["number", "one_more"], ["focused"]),
@@ -217,45 +227,80 @@ class _Composer:
             self._value("number", types.INT64, []),
             self._value("still_unsure", types.BOOL, []),
             *(self._value(name, types.FLOAT) for name in ("logits_before", "memory", "map", "policy_memory")),
+            *([self._value("place", types.FLOAT, [1, 3])] if placed else []),
         ]
         outputs = [
             self._value("go_on", types.BOOL, []),
             *(self._value(name, types.FLOAT) for name in ("logits_after", "memory_after", "map_after")),
             self._value("policy_memory_after", types.FLOAT),
+            *([self._value("place_after", types.FLOAT, [1, 3])] if placed else []),
             self._value("answer_after", types.INT64, [1]),
             self._value("confidence_after", types.FLOAT, [1]),
             self._value("aimed_at", types.FLOAT, [1, 2]),
         ]
         return self.onnx.helper.make_graph(
-            [*aim, *cut, *focus, *leave],
+            [*aim, *cut, *placed, *focus, *leave],
             "look",
             inputs,
             outputs,
-            initializer=[*aim_weights, *cut_weights, *focus_weights, self._constant("one_more", 1, "int64")],
+            initializer=[
+                *(*aim_weights, *cut_weights, *placed_weights, *focus_weights),
+                self._constant("one_more", 1, "int64"),
+            ],
         )
 
-    def _patch(self) -> tuple[list[Any], list[Any]]:
-        """Cut the patch out where the policy aims, like the network does: at floor(where x room), the product in float32."""
+    def _region(self) -> tuple[list[Any], list[Any]]:
+        """What the next look sees: the image or a square of it, resized unless it has the right size already."""
+        (seen,), (high, wide) = self.settings.candidates, _covered(self.settings)
+        resizes = seen.is_whole or high != seen.px
+        nodes, weights = ([], []) if seen.is_whole else self._square("square" if resizes else "patches")
+        if resizes:
+            nodes += [
+                self._node(CUTTING, "MatMul", ["images" if seen.is_whole else "square", "region_columns"], ["slim"]),
+                self._node(CUTTING, "MatMul", ["region_rows", "slim"], ["patches"]),
+            ]
+            weights += [
+                self._constant("region_rows", resize_matrix(high, seen.px, seen.resize), "float32"),
+                self._constant("region_columns", resize_matrix(wide, seen.px, seen.resize).T, "float32"),
+            ]
+        return nodes, weights
+
+    def _square(self, result: str) -> tuple[list[Any], list[Any]]:
+        """Cut a square out where the policy aims, like the network does: at floor(where x room), the product in float32."""
+        view, (high, wide) = self.settings.view, _covered(self.settings)
         nodes = [
             self._node(CUTTING, "Clip", ["aimed_at", "zero", "one"], ["share"]),
             self._node(CUTTING, "Mul", ["share", "room"], ["start_px"]),
             self._node(CUTTING, "Floor", ["start_px"], ["first_px"]),
             self._node(CUTTING, "Cast", ["first_px"], ["first"], to=self.types.INT64),
             self._node(CUTTING, "Reshape", ["first", "pair"], ["start"]),
-            self._node(CUTTING, "Add", ["start", "patch_hw"], ["end"]),
-            self._node(CUTTING, "Slice", ["images", "start", "end", "hw"], ["patches"]),
+            self._node(CUTTING, "Add", ["start", "region_hw"], ["end"]),
+            self._node(CUTTING, "Slice", ["images", "start", "end", "hw"], [result]),
         ]
         weights = [
             self._constant("zero", 0, "float32"),
             self._constant("one", 1, "float32"),
             self._constant("pair", [2], "int64"),
             self._constant("hw", [2, 3], "int64"),
+            self._constant("room", [view.height_px - high, view.width_px - wide], "float32"),
+            self._constant("region_hw", [high, wide], "int64"),
         ]
         return nodes, weights
 
+    def _place(self) -> tuple[list[Any], list[Any]]:
+        """What the look covers, for the next aim, like LearntPolicy.place_of; nothing where the policy does not use it."""
+        (seen,), view = self.settings.candidates, self.settings.view
+        if not self.settings.policy.place:
+            return [], []
+        share = seen.share_of(view.height_px, view.width_px)
+        if share >= 1:
+            return [self._node(CUTTING, "Identity", ["whole_place"], ["place_after"])], []
+        node = self._node(CUTTING, "Concat", ["aimed_at", "covered_share"], ["place_after"], axis=1)
+        return [node], [self._constant("covered_share", [[share]], "float32")]
+
     def _aim(self) -> tuple[list[Any], list[Any]]:
-        """From the feature map of the glance first, then from that of the previous patch."""
-        given = {"map": "map", "policy_memory": "policy_memory"}
+        """From the feature map of the glance first, then from that of the previous look."""
+        given = {name: name for name in ("map", "policy_memory", *(["place"] if self.settings.policy.place else []))}
         made = {"where": "aimed_at", "policy_memory_after": "policy_memory_after"}
         codes = [self.settings.code_of(each) for each in (GLANCE, 0)]
         if self.settings.looks == 2 or codes[0] == codes[1]:
@@ -266,7 +311,9 @@ class _Composer:
         answered = {"logits": "logits_after", "confidence": "confidence_after", "answer": "answer_after"}
         if self.settings.classifier != "cascaded":
             given = {"patches": "patches", "memory": "memory"}
-            return self._part("focus", given | {"memory_after": "memory_after", "map": "map_after"} | answered)
+            return self._part(
+                focus_part(self.settings, 0), given | {"memory_after": "memory_after", "map": "map_after"} | answered
+            )
         nodes, weights = self._part("focus", {"patches": "patches", "vector": "vector", "map": "map_after"})
         nodes.append(self._node("focus", "Concat", ["memory", "vector"], ["memory_after"], axis=1))
         answers = [answer_part(look) for look in range(2, self.settings.looks + 1)]

@@ -1,16 +1,10 @@
-"""timm's backbones from outside: the options that settings may hold, and where pretrained weights come from.
+"""Pretrained weights that timm names for its backbones: where they are, and how to get them.
 
-A bundle names its backbone and its options, and may come from anywhere. timm would also take files and addresses as options
-(`checkpoint_path`, `pretrained_cfg`, a name such as `hf-hub:...`). So there is a list of allowed options: numbers within bounds,
-switches, and words that timm looks up in its own tables.
-
-Pretrained weights are taken from the local cache of downloads. Where they are not there and cannot be downloaded, an error says so
-within seconds, with the file to fetch.
+They are taken from the local cache of downloads. Where they are not there and cannot be downloaded, an error says so within
+seconds, with the file to fetch.
 """
 
-import re
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,145 +12,8 @@ from typing import Any
 import huggingface_hub
 import torch
 
-from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.weights import find_checkpoint
-from glancefocus.torchvision_whole import ensure_torchvision
-from glancefocus.values import Range, checked_number, shown
-
-MOST_BLOCKS = 512
-"""Blocks of a backbone, summed over its stages."""
-_LONGEST_LIST = 16
-_WORD = re.compile(r"[a-z0-9_]{0,32}")
-
-_SHARES = [
-    "drop_rate",
-    "drop_path_rate",
-    "proj_drop_rate",
-    "attn_drop_rate",
-    "pos_drop_rate",
-    "patch_drop_rate",
-    "drop_block_rate",
-]
-_BLOCKS = ["depth", "depths", "layers"]
-_WIDTHS = [
-    "channels",
-    "dims",
-    "embed_dim",
-    "embed_dims",
-    "widths",
-    "stem_width",
-    "stem_size",
-    "stem_chs",
-    "base_width",
-    "num_features",
-    "head_hidden_size",
-    "growth_rate",
-    "num_init_features",
-    "cardinality",
-    "groups",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "key_dim",
-]
-_SIDES = [
-    "patch_size",
-    "window_size",
-    "kernel_size",
-    "kernel_sizes",
-    "conv_kernel_size",
-    "down_kernel_size",
-    "reg_tokens",
-]
-_FACTORS = [
-    "mlp_ratio",
-    "mlp_ratios",
-    "expand_ratio",
-    "attn_ratio",
-    "width_factor",
-    "channel_multiplier",
-    "depth_multiplier",
-    "width",
-    "bn_momentum",
-    "bn_eps",
-    "norm_eps",
-    "init_values",
-    "layer_scale_init_value",
-    "ls_init_value",
-    "head_init_scale",
-]
-_SWITCHES = [
-    "avg_down",
-    "zero_init_last",
-    "qkv_bias",
-    "qk_norm",
-    "class_token",
-    "no_embed_class",
-    "pre_norm",
-    "final_norm",
-    "use_pos_embed",
-    "fix_stem",
-    "fix_init",
-    "se_from_exp",
-    "head_norm_first",
-    "head_bias",
-    "conv_bias",
-    "stem_norm",
-    "stem_bias",
-    "preact",
-    "bn_tf",
-    "dynamic_img_size",
-    "dynamic_img_pad",
-    "strict_img_size",
-    "always_partition",
-    "conv_mlp",
-    "distillation",
-    "downsamples",
-]
-_WORDS = ["global_pool", "stem_type", "act_layer", "norm_layer", "aa_layer", "pad_type"]
-
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(_SHARES, (float, 0.0, 1.0)),
-    **dict.fromkeys(_BLOCKS, (int, 1, 256)),
-    **dict.fromkeys(_WIDTHS, (int, 1, 8192)),
-    **dict.fromkeys(_SIDES, (int, 0, 64)),
-    **dict.fromkeys(_FACTORS, (float, 0.0, 64.0)),
-    "img_size": (int, 8, 4096),
-    "output_stride": (int, 8, 32),
-}
-KNOWN = frozenset((*_NUMBERS, *_SWITCHES, *_WORDS))
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an option that is not on the list, or whose value is not of its kind or out of bounds."""
-    for name, value in options.items():
-        if name not in KNOWN:
-            raise UnknownName(
-                "option of backbones", str(name), KNOWN, "docs/security.md says which there are, and why."
-            )
-        many = isinstance(value, (list, tuple))
-        if many and not 1 <= len(value) <= _LONGEST_LIST:
-            raise BadSetting(
-                f"backbone_options.{name} must have from 1 to {_LONGEST_LIST} values, but has {len(value)}."
-            )
-        for each in value if many else (value,):
-            _check(name, each)
-        if name in _BLOCKS and many and sum(value) > MOST_BLOCKS:
-            raise BadSetting(f"backbone_options.{name} asks for {sum(value)} blocks. Use at most {MOST_BLOCKS}.")
-
-
-def _check(name: str, value: Any) -> None:
-    if name in _SWITCHES:
-        wanted, fits = "true or false", isinstance(value, bool)
-    elif name in _WORDS:
-        wanted, fits = "one of timm's words", isinstance(value, str) and _WORD.fullmatch(value) is not None
-    else:
-        kind, least, most = _NUMBERS[name]
-        checked_number(kind, Range(least, most), value, f"backbone_options.{name}")
-        return
-    if not fits:
-        raise BadSetting(f"backbone_options.{name} must be {wanted}, but got {shown(value)}.")
-
+from glancefocus.errors import BadSetting
+from glancefocus.machine import ensure_torchvision
 
 ensure_torchvision()
 import timm  # noqa: E402  (torchvision must be whole before timm imports it)
@@ -211,14 +68,6 @@ def weights_source(backbone: str) -> WeightsSource:
     return WeightsSource(repository, page, file, url, repository, revision or None)
 
 
-def check_weights(backbone: str, weights: str | None) -> None:
-    """Refuse "pretrained" where nothing can be downloaded, and a file that is not there, before anything else is done."""
-    if weights == "pretrained":
-        check_pretrained(backbone)
-    elif weights is not None:
-        find_checkpoint(weights)
-
-
 def check_pretrained(backbone: str) -> None:
     """Refuse weights that are neither kept on this machine nor can be downloaded now."""
     source = weights_source(backbone)
@@ -270,3 +119,15 @@ def _trouble(source: WeightsSource) -> str | None:
     if not answers:
         return f"{host} did not answer within {SECONDS_TO_ANSWER:g} s"
     return None if answers[0] is None else f"{host} cannot be asked ({answers[0][:200]})"
+
+
+def hub_id(backbone: str) -> str | None:
+    """Where the weights that timm names for a backbone are on Hugging Face's hub; None where they are not there."""
+    config = timm.models.get_pretrained_cfg(backbone, allow_unregistered=True) if timm.is_model(backbone) else None
+    found = None if config is None else config.hf_hub_id
+    return found if isinstance(found, str) and found else None
+
+
+def has_pretrained_weights(backbone: str) -> bool:
+    """Whether timm names weights for a backbone."""
+    return bool(timm.is_model_pretrained(backbone))

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadCheckpoint, BadSetting, UnknownName
-from glancefocus.network.build import build
+from glancefocus.network.build import build, load_exactly
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS
-from glancefocus.network.weights import load_exactly, open_safely, tensors_in
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.network.weights import open_safely, tensors_in
+from glancefocus.settings import NetworkSettings, from_plain, native, to_plain
 from glancefocus.values import Fields, list_of, number_of, shown
 
 PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
@@ -139,7 +139,7 @@ def _settings(model: str, patch_px: int, looks: int, classifier: dict[str, Tenso
         raise BadCheckpoint("the checkpoint's classifier has no last layer.")
     plain = to_plain(PRESETS[MODELS[model]].settings)
     plain["glance_resize"] = "bilinear" if model.startswith(("densenet", "regnet")) else "bicubic"
-    plain |= {"glance_px": patch_px, "patch_px": [patch_px], "looks": looks, "classes": int(last[0].shape[0])}
+    plain |= {"glance_px": patch_px, "focus": [native(patch_px).name], "looks": looks, "classes": int(last[0].shape[0])}
     units = classifier.get("rnn.weight_hh_l0")
     if units is not None and units.dim() == 2:
         plain["classifier_units"] = int(units.shape[1])

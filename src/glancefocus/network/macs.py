@@ -1,22 +1,20 @@
 """Counts multiply-adds on the real modules at the real input sizes, without computing anything (on the meta device)."""
 
-import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from glancefocus.costs import Costs
-from glancefocus.look import Look
-from glancefocus.network.build import build
+from glancefocus.look import Aim, Look
+from glancefocus.network.build import on_meta
 from glancefocus.network.model import GlanceFocus
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.outcome import Costs
+from glancefocus.settings import NetworkSettings
 
 
 def count_macs(compute: Callable[[], Any]) -> int:
@@ -29,13 +27,6 @@ def count_macs(compute: Callable[[], Any]) -> int:
 def count_costs(settings: NetworkSettings) -> Costs:
     """The multiply-adds of each part of the network that the settings describe, for one image, or for all frames of one clip."""
     return count_network(on_meta(settings))
-
-
-def count_parameters(settings: NetworkSettings) -> int:
-    """How many numbers the network learns."""
-    net = on_meta(settings)
-    encoder = sum(p.numel() for p in net.glance_encoder.parameters())
-    return sum(p.numel() for p in net.parameters()) + (0 if settings.shared_encoder else encoder)
 
 
 def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int | None]:
@@ -55,18 +46,6 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
     return counted
 
 
-@functools.lru_cache(maxsize=1)
-def _on_meta_cached(settings: str) -> GlanceFocus:
-    with torch.device("meta"):
-        return build(from_plain(NetworkSettings, json.loads(settings)))
-
-
-def on_meta(settings: NetworkSettings) -> GlanceFocus:
-    """The network without values, its two encoders as one; made once for the same settings."""
-    # One encoder is enough for counting, since both have the same layers.
-    return _on_meta_cached(json.dumps(to_plain(replace(settings, shared_encoder=True))))
-
-
 def count_network(net: GlanceFocus) -> Costs:
     """The same for a network that is on the meta device already."""
     settings = net.settings
@@ -80,11 +59,15 @@ def count_network(net: GlanceFocus) -> Costs:
             px: count_macs(lambda px=px: encoder(torch.empty(frames, 3, px, px)))  # type: ignore[misc]
             for px in {settings.glance_px, *(view.px for view in settings.candidates)}
         }
+
+        def answer_look(memory: Tensor, number: int) -> Tensor:
+            return classifier.answer(classifier.remember(net.classifier_input(encoder, vector), memory), number)
+
         answers = [count_macs(lambda: net.answer_glance(vector))]
         memory = look.memory
         for number in range(2, settings.looks + 1):
-            answers.append(count_macs(lambda m=memory, n=number: classifier.answer(classifier.remember(vector, m), n)))  # type: ignore[misc]
-            memory = classifier.remember(vector, memory)
+            answers.append(count_macs(lambda m=memory, n=number: answer_look(m, n)))  # type: ignore[misc]
+            memory = classifier.remember(net.classifier_input(encoder, vector), memory)
         policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
         focus_policy_macs = {
             view.name: count_macs(lambda each=each: _aim_after(net, look, each))  # type: ignore[misc]
@@ -114,39 +97,5 @@ def _aim_after(net: GlanceFocus, look: Look, candidate: int) -> None:
     """One aim after a look at this candidate."""
     side = net.policy.side_of(candidate)
     map_ = torch.empty(1, look.map.shape[1], side, side)
-    net.policy.aim(replace(look, map=map_, candidate=candidate))
-
-
-_FLOAT_BYTES = 4
-
-
-def weight_bytes(settings: NetworkSettings) -> int:
-    """What the weights take in float32."""
-    return _FLOAT_BYTES * count_parameters(settings)
-
-
-def loading_bytes(settings: NetworkSettings) -> int:
-    """The least that it takes to load the network and to look once: the weights twice, as they are made and as they are read, and
-    what goes into and comes out of the largest layer."""
-    largest = max(settings.glance_px, *(view.px for view in settings.candidates if settings.looks > 1))
-    encoder = on_meta(settings).glance_encoder
-    return 2 * weight_bytes(settings) + _FLOAT_BYTES * _largest_layer(encoder, settings.frames, largest)
-
-
-def _largest_layer(encoder: nn.Module, frames: int, px: int) -> int:
-    """How many numbers go into and come out of the layer where they are most."""
-    most = 0
-
-    def note(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
-        nonlocal most
-        most = max(most, sum(tensor.numel() for tensor in (*given, made) if isinstance(tensor, Tensor)))
-
-    layers = [module for module in encoder.modules() if not list(module.children())]
-    hooks = [layer.register_forward_hook(note) for layer in layers]
-    try:
-        with torch.device("meta"), torch.no_grad():
-            encoder(torch.empty(frames, 3, px, px))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return most
+    aim = Aim(torch.empty(1, 2), candidate)
+    net.policy.aim(replace(look, map=map_, candidate=candidate, aim=aim))

@@ -15,53 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, padded_alike, rows_by_candidate
-from glancefocus.network.encoder import Encoder, Encoding
-from glancefocus.network.policy import Aimed, LearntPolicy
+from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, padded_alike
+from glancefocus.network.modules import (
+    Aimed,
+    Classifier,
+    Encoder,
+    Encoding,
+    LearntPolicy,
+    SummedClassifier,
+    rows_by_candidate,
+)
 from glancefocus.region import Region
-from glancefocus.scene import Scene, as_scene, frames_of
 from glancefocus.settings import GLANCE, NetworkSettings
-
-
-class RecurrentClassifier(nn.Module):
-    """A GRU over the looks' vectors and one linear layer shared by all looks (paper, section 3.2 and A.1)."""
-
-    def __init__(self, features: int, classes: int, units: int = 1024) -> None:
-        super().__init__()
-        self.gru = nn.GRUCell(features, units)
-        self.linear = nn.Linear(units, classes)
-
-    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
-        """(B, units) the memory after this look."""
-        remembered: Tensor = self.gru(vector, memory)
-        return remembered
-
-    def answer(self, memory: Tensor, look: int) -> Tensor:
-        """(B, classes)"""
-        logits: Tensor = self.linear(memory)
-        return logits
-
-
-class CascadedClassifier(nn.Module):
-    """One linear layer for each number of looks 2..T on the concatenated vectors (paper, A.1).
-
-    The first look is answered by the glance encoder's own head.
-    """
-
-    def __init__(self, features: int, classes: int, looks: int) -> None:
-        super().__init__()
-        self.linears = nn.ModuleDict({str(look): nn.Linear(look * features, classes) for look in range(2, looks + 1)})
-
-    def remember(self, vector: Tensor, memory: Tensor | None) -> Tensor:
-        """(B, looks x features) every vector so far."""
-        return vector if memory is None else torch.cat([memory, vector], dim=1)
-
-    def answer(self, memory: Tensor, look: int) -> Tensor:
-        """(B, classes)"""
-        if str(look) not in self.linears:
-            raise BadSetting(f"this cascaded classifier has no layer for look {look}, only for {list(self.linears)}.")
-        logits: Tensor = self.linears[str(look)](memory)
-        return logits
 
 
 class Seen(NamedTuple):
@@ -91,11 +56,13 @@ class Runner(Protocol):
         """The first look; images (B, 3, px, px)."""
         ...
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int) -> Seen:
-        """Look `number` (2 for the first focus); patches (B, 3, px, px), memory (B, .) the classifier's before it."""
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+        """Look `number` (2 for the first focus) at this candidate view; patches (B, 3, px, px), memory (B, .) the classifier's."""
         ...
 
-    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
+    def aim(
+        self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None, place: Tensor | None
+    ) -> Aimed:
         """Where to look after a look at this candidate; see LearntPolicy.forward."""
         ...
 
@@ -105,6 +72,7 @@ class GlanceFocus(nn.Module):
 
     settings       sizes, number of looks, backbone: everything that describes the network besides its weights
     glance_encoder, focus_encoder  views to feature maps and vectors
+    whole_encoder  the same for candidates that show the whole image; None: the focus encoder sees these, too
     classifier     vectors of all looks so far to an answer
     policy         a feature map to the next place
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
@@ -116,14 +84,16 @@ class GlanceFocus(nn.Module):
         settings: NetworkSettings,
         glance_encoder: Encoder,
         focus_encoder: Encoder,
-        classifier: RecurrentClassifier | CascadedClassifier,
+        classifier: Classifier,
         policy: LearntPolicy,
+        whole_encoder: Encoder | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
         self.glance_region, self.candidates = Region(settings.glance_view), settings.candidates
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
+        self.whole_encoder = whole_encoder
         self.classifier = classifier
         self.policy = policy
         self._runner: Runner | None = None
@@ -187,8 +157,9 @@ class GlanceFocus(nn.Module):
         """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
         number, candidate = look.number + 1, aim.candidate
         if isinstance(candidate, int):
-            region = Region(self.candidates[candidate], aim.where)
-            seen = self.runner.focus(look.scene.view(region), look.memory, number)
+            seen = self.runner.focus(
+                look.scene.view(self._region(candidate, aim.where)), look.memory, number, candidate
+            )
         else:
             seen = self._focus_by_candidate(look, aim, candidate, number)
         return Look(
@@ -210,8 +181,8 @@ class GlanceFocus(nn.Module):
         groups = rows_by_candidate(candidate)
         seen = []
         for each, rows in groups:
-            region = Region(self.candidates[each], aim.where[rows])
-            seen.append(self.runner.focus(look.scene.keep(rows).view(region), look.memory[rows], number))
+            views = look.scene.keep(rows).view(self._region(each, aim.where[rows]))
+            seen.append(self.runner.focus(views, look.memory[rows], number, each))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]
         return Seen(
@@ -221,15 +192,39 @@ class GlanceFocus(nn.Module):
             vector=torch.cat(vectors)[order] if vectors else None,
         )
 
+    def _region(self, candidate: int, where: Tensor) -> Region:
+        view = self.candidates[candidate]
+        return Region(view) if view.is_whole else Region(view, where)
+
     def own_answer(self, look: Look) -> Tensor:
         """What the encoder of this look would answer alone, (B, classes): the regulariser of Eq. 9."""
-        encoder = self.glance_encoder if look.number == 1 else self.focus_encoder
-        return encoder.own_head(look.features)
+        if look.number == 1:
+            return self.glance_encoder.own_head(look.features)
+        if isinstance(look.candidate, int):
+            return self.encoder_of(look.candidate).own_head(look.features)
+        own = self.focus_encoder.own_head(look.features)
+        if self.whole_encoder is None:
+            return own
+        whole = torch.tensor([view.is_whole for view in self.candidates], device=own.device)[look.candidate]
+        return torch.where(whole[:, None], self.whole_encoder.own_head(look.features), own)
+
+    def encoder_of(self, candidate: int) -> Encoder:
+        """The encoder that sees this candidate view."""
+        own = self.whole_encoder if self.candidates[candidate].is_whole else None
+        return self.focus_encoder if own is None else own
 
     def answer_glance(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """The classifier's memory of the glance, and the first answer, by the part that the settings name."""
-        memory = self.classifier.remember(vector, None)
+        memory = self.remember_glance(vector)
         return memory, self.first_answer(vector, memory)
+
+    def remember_glance(self, vector: Tensor) -> Tensor:
+        """(B, .) the classifier's memory after a glance with these features."""
+        return self.classifier.remember(self.classifier_input(self.glance_encoder, vector), None, GLANCE)
+
+    def classifier_input(self, encoder: Encoder, vector: Tensor) -> Tensor:
+        """What the classifier gets of a look: the vector, or the answer of the encoder's own head where answers are summed."""
+        return encoder.own_head(vector) if isinstance(self.classifier, SummedClassifier) else vector
 
     def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
         """(B, classes) after the glance."""
@@ -251,13 +246,17 @@ class _ModuleRunner:
         memory, logits = self.net.answer_glance(encoding.vector)
         return Seen(logits, memory, encoding.map, encoding.vector)
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int) -> Seen:
-        encoding: Encoding = self.net.focus_encoder(patches)
-        memory = self.net.classifier.remember(encoding.vector, memory)
-        return Seen(self.net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+        net = self.net
+        encoder = net.encoder_of(candidate)
+        encoding: Encoding = encoder(patches)
+        memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector), memory, candidate)
+        return Seen(net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
 
-    def aim(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None) -> Aimed:
-        aimed: Aimed = self.net.policy(map_, last, memory, next_code)
+    def aim(
+        self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None, place: Tensor | None
+    ) -> Aimed:
+        aimed: Aimed = self.net.policy(map_, last, memory, next_code, place)
         return aimed
 
 

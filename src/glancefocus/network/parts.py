@@ -1,8 +1,10 @@
 """A network taken apart into graphs of tensors, for runtimes and exports. The loop stays outside of them.
 
     glance       glances -> logits, memory, map
-    aim_96       map, policy_memory [, next_size] -> where, policy_memory, value      one for every code that a look can have
+    aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value
+                                                                                      one for every code that a look can have
     focus        patches, memory -> logits, memory, map                               with a recurrent classifier
+    focus_112    patches, memory -> logits, memory, map                               with a summed one, for every candidate
     focus        patches -> vector, map                                               with a cascaded one, which also has
     answer_2     memory -> logits                                                     for every look after the glance
 
@@ -16,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.network.encoder import Encoding
-from glancefocus.network.model import CascadedClassifier, GlanceFocus, RecurrentClassifier
-from glancefocus.network.policy import Aimed
-from glancefocus.settings import GLANCE
+from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import Aimed, CascadedClassifier, Encoding, RecurrentClassifier, SummedClassifier
+from glancefocus.settings import GLANCE, NetworkSettings
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Part:
 def aim_part(code: str) -> str:
     """The name of the part that aims after a look of this code, see NetworkSettings.view_codes."""
     return f"aim_{code}"
+
+
+def focus_part(settings: NetworkSettings, candidate: int) -> str:
+    """The name of the part that takes a look at this candidate view."""
+    return f"focus_{settings.candidates[candidate].name}" if settings.classifier == "summed" else "focus"
 
 
 def answer_part(look: int) -> str:
@@ -103,21 +109,29 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
         names: tuple[str, ...] = ("map", "policy_memory")
         if policy.several:
             names, shapes = (*names, "next_size"), (*shapes, (len(settings.candidates),))
+        if policy.extents is not None:
+            names, shapes = (*names, "place"), (*shapes, (3,))
         yield Part(
             aim_part(code), AimPart(net, last_looks[code]), names, ("where", "policy_memory_after", "value"), shapes
         )
-    seen = (*frames, 3, sides_px[0], sides_px[0])
+    if settings.classifier == "summed":
+        for each, px in enumerate(sides_px):
+            inputs = (*frames, 3, px, px), (settings.classes,)
+            names, outputs = ("patches", "memory"), ("logits", "memory_after", "map")
+            yield Part(focus_part(settings, each), FocusPart(net, each), names, outputs, inputs, (px,))
+        return
+    seen, different_px = (*frames, 3, sides_px[0], sides_px[0]), tuple(dict.fromkeys(sides_px))
     if not cascaded:
         yield Part(
             "focus",
-            FocusPart(net),
+            FocusPart(net, 0),
             ("patches", "memory"),
             ("logits", "memory_after", "map"),
             (seen, (settings.classifier_units,)),
-            sides_px,
+            different_px,
         )
         return
-    yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), sides_px)
+    yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), different_px)
     for look in range(2, settings.looks + 1):
         yield Part(answer_part(look), AnswerPart(net, look), ("memory",), ("logits",), ((look * features,),))
 
@@ -127,12 +141,11 @@ def _as_batch(images: Tensor) -> Tensor:
     return images.flatten(0, 1) if images.dim() == 5 else images
 
 
-def _first_memory(classifier: nn.Module, vector: Tensor) -> Tensor:
+def _first_memory(net: GlanceFocus, vector: Tensor) -> Tensor:
     """The classifier's memory after the glance, without multiplying the GRU's first memory, which is zero, by its weights."""
-    if isinstance(classifier, CascadedClassifier):
-        return vector
-    assert isinstance(classifier, RecurrentClassifier)
-    gru = classifier.gru
+    if not isinstance(net.classifier, RecurrentClassifier):
+        return net.remember_glance(vector)
+    gru = net.classifier.gru
     reset, update, new = F.linear(vector, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
     no_reset, no_update, no_new = gru.bias_hh.chunk(3)
     new = torch.tanh(new + torch.sigmoid(reset + no_reset) * no_new)
@@ -146,23 +159,28 @@ class GlancePart(nn.Module):
 
     def forward(self, glances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.net.glance_encoder(_as_batch(glances))
-        memory = _first_memory(self.net.classifier, encoding.vector)
+        memory = _first_memory(self.net, encoding.vector)
         return self.net.first_answer(encoding.vector, memory), memory, encoding.map
 
 
 class FocusPart(nn.Module):
-    def __init__(self, net: GlanceFocus) -> None:
+    """A look at one candidate view; recurrent and summed classifiers answer alike at every number of looks."""
+
+    def __init__(self, net: GlanceFocus, candidate: int) -> None:
         super().__init__()
-        self.encoder, self.classifier = net.focus_encoder, net.classifier
+        self.encoder, self.classifier = net.encoder_of(candidate), net.classifier
+        self.candidate = candidate
 
     def forward(self, patches: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.encoder(_as_batch(patches))
-        memory = self.classifier.remember(encoding.vector, memory)
-        return (
-            self.classifier.answer(memory, 2),
-            memory,
-            encoding.map,
-        )  # a recurrent classifier answers alike at every look
+        summed = isinstance(self.classifier, SummedClassifier)  # see GlanceFocus.classifier_input
+        given = self.encoder.own_head(encoding.vector) if summed else encoding.vector
+        memory = self.classifier.remember(given, memory, self.candidate)
+        return self.classifier.answer(memory, 2), memory, encoding.map
+
+    def extra_repr(self) -> str:
+        """Everything besides the weights that the graph depends on: graphs in the cache are found by it."""
+        return f"candidate={self.candidate}"
 
 
 class FocusEncoderPart(nn.Module):
@@ -178,7 +196,7 @@ class FocusEncoderPart(nn.Module):
 class BackbonePart(nn.Module):
     def __init__(self, net: GlanceFocus) -> None:
         super().__init__()
-        self.encoder = net.focus_encoder
+        self.encoder = net.focus_encoder if net.whole_encoder is None else net.whole_encoder
 
     def forward(self, images: Tensor) -> Tensor:
         encoding: Encoding = self.encoder(_as_batch(images))
@@ -197,16 +215,26 @@ class AnswerPart(nn.Module):
 
 
 class AimPart(nn.Module):
-    """The policy after a look at one candidate. `next_size` (B, candidates) is one-hot, where there are several."""
+    """The policy after a look at one candidate.
+
+    After the map and the memory come `next_size` (B, candidates), one-hot, if there are several, and `place` (B, 3), if it is used.
+    """
 
     def __init__(self, net: GlanceFocus, last: int) -> None:
         super().__init__()
         self.policy = net.policy
         self.last = last
 
-    def forward(self, map_: Tensor, policy_memory: Tensor, next_size: Tensor | None = None) -> tuple[Tensor, ...]:
-        aimed: Aimed = self.policy(map_, self.last, policy_memory, next_size)
+    def forward(
+        self, map_: Tensor, policy_memory: Tensor, third: Tensor | None = None, fourth: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        next_size, place = (third, fourth) if self.policy.several else (None, third)
+        aimed: Aimed = self.policy(map_, self.last, policy_memory, next_size, place)
         return tuple(aimed)
+
+    def extra_repr(self) -> str:
+        """As in FocusPart."""
+        return f"last={self.last}, codes={self.policy.codes}, side={self.policy.side}"
 
 
 class WithBest(nn.Module):

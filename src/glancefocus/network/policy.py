@@ -1,169 +1,15 @@
-"""Policies choose where to look next: a learnt one, and two baselines to compare it with."""
+"""Policies beside the learnt one: random aims and random views for training, and baselines to compare with."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.look import Aim, Look, rows_by_candidate
-from glancefocus.settings import GLANCE, PolicySettings
-
-
-class Aimed(NamedTuple):
-    """where (B, 2) in [0, 1] as (y, x); memory (B, units) the policy's after this look; value (B,) what the critic expects."""
-
-    where: Tensor
-    memory: Tensor
-    value: Tensor
-
-
-class LearntPolicy(nn.Module):
-    """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
-
-    Its memory travels in the Look. With several candidate views (paper, section 4.2) maps are upsampled to the largest after the
-    convolution, and the views of the last and of the next look are given to the GRU one-hot. The maps of a clip's frames are
-    reduced by the same convolution, frame by frame, then seen together.
-
-    glance_side  side of the glance's feature map
-    sides        the same for each candidate view
-    codes        the code of each candidate, and last that of the glance, see NetworkSettings.view_codes
-    frames       of a clip; their maps lie one after the other in the map's channels
-    run          computes `forward` instead of these modules, where another runner does, see model.Runner
-    """
-
-    def __init__(
-        self,
-        settings: PolicySettings,
-        map_channels: int,
-        glance_side: int,
-        sides: tuple[int, ...],
-        codes: tuple[int, ...],
-        frames: int = 1,
-    ) -> None:
-        super().__init__()
-        self.glance_side = glance_side
-        self.sides = sides
-        self.codes = codes
-        self.frames = frames
-        self.side = max(glance_side, *sides)
-        self.several = len(sides) > 1
-        code_features = max(codes) + 1 + len(sides) if self.several else 0
-        if settings.head == "conv":
-            kernel = settings.conv_kernel
-            self.conv: nn.Module = nn.Conv2d(
-                map_channels // frames, settings.conv_channels, kernel, padding=kernel // 2, bias=False
-            )
-            self.linears = nn.Sequential(
-                nn.Linear(frames * settings.conv_channels * self.side**2, settings.units),
-                nn.ReLU(),
-            )
-        else:
-            self.conv = nn.Identity()
-            self.linears = nn.Sequential(
-                nn.Linear(map_channels * self.side**2, settings.linear_units),
-                nn.ReLU(),
-                nn.Linear(settings.linear_units, settings.units),
-                nn.ReLU(),
-            )
-        self.gru = nn.GRUCell(settings.units + code_features, settings.units)
-        self.actor = nn.Linear(settings.units, 2)
-        self.critic = nn.Linear(settings.units, 1)
-        self.run: Callable[[Tensor, int, Tensor | None, Tensor | None], Aimed] | None = None
-
-    def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
-        """Where to look next, without exploring.
-
-        candidate  number of the next look's candidate view, for all rows or (B,); None: the last one, which is the largest
-        """
-        following = len(self.sides) - 1 if candidate is None else candidate
-        next_code = self.next_code(following, look.map)
-        run = self if self.run is None else self.run
-        if isinstance(look.candidate, int):
-            aimed: Aimed = run(look.map, look.candidate, look.policy_memory, next_code)
-        else:
-            aimed = self._aim_by_candidate(run, look, look.candidate, next_code)
-        return Aim(where=aimed.where, candidate=following, memory=aimed.memory, mean=aimed.where, value=aimed.value)
-
-    def _aim_by_candidate(
-        self, run: Callable[..., Aimed], look: Look, candidate: Tensor, next_code: Tensor | None
-    ) -> Aimed:
-        """The same for rows whose last looks had different views, which are computed view by view."""
-        groups = rows_by_candidate(candidate)
-        memory, aimed = look.policy_memory, []
-        for last, rows in groups:
-            side = self.side_of(last)
-            own_memory = None if memory is None else memory[rows]
-            own_code = None if next_code is None else next_code[rows]
-            aimed.append(run(look.map[rows, :, :side, :side], last, own_memory, own_code))
-        order = torch.cat([rows for _, rows in groups]).argsort()
-        return Aimed(*(torch.cat(parts)[order] for parts in zip(*aimed, strict=True)))
-
-    def forward(self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None = None) -> Aimed:
-        """Where to look after a look at this candidate, or at GLANCE.
-
-        map_       (B, channels, S, S) of the last look
-        memory     (B, units) the policy's before it; None at the glance
-        next_code  (B, candidates) one-hot: the view of the next look; None where there is only one candidate
-        """
-        memory = self.remember(self.perceive(map_, last), last, next_code, memory)
-        return Aimed(self.mean(memory), memory, self.value(memory))
-
-    def next_code(self, candidate: int | Tensor, like: Tensor) -> Tensor | None:
-        """(B, candidates) one-hot: the view of the next look; None where there is only one candidate."""
-        return one_hot(candidate, len(self.sides), like) if self.several else None
-
-    def side_of(self, candidate: int) -> int:
-        """Side of the feature map of a look at this candidate, or at GLANCE."""
-        return self.glance_side if candidate == GLANCE else self.sides[candidate]
-
-    def perceive(self, map_: Tensor, last: int | Tensor) -> Tensor:
-        """(B, units) what the policy sees in a map (B, channels, S, S) of looks at a candidate, one for all rows or (B,)."""
-        if isinstance(last, Tensor):
-            groups = rows_by_candidate(last)
-            sides = [self.side_of(each) for each, _ in groups]
-            seen = [
-                self.perceive(map_[rows, :, :side, :side], each)
-                for (each, rows), side in zip(groups, sides, strict=True)
-            ]
-            return torch.cat(seen)[torch.cat([rows for _, rows in groups]).argsort()]
-        rows, channels = map_.shape[0], map_.shape[1] // self.frames
-        reduced = self.conv(map_.reshape(rows * self.frames, channels, *map_.shape[2:]))
-        if reduced.shape[-1] != self.side or reduced.shape[-2] != self.side:
-            reduced = F.interpolate(reduced, size=(self.side, self.side), mode="bilinear", align_corners=False)
-        if isinstance(self.conv, nn.Conv2d):
-            reduced = reduced.relu()
-        perceived: Tensor = self.linears(reduced.reshape(rows, -1))
-        return perceived
-
-    def remember(
-        self, perceived: Tensor, last: int | Tensor, next_code: Tensor | None, memory: Tensor | None
-    ) -> Tensor:
-        """(B, units) the policy's memory after this look; with several candidates the GRU also gets the last and the next view."""
-        if next_code is not None:
-            # GLANCE is -1, and codes[-1] is that of the glance.
-            codes = torch.as_tensor(self.codes, device=perceived.device)
-            last_code = one_hot(codes[last], max(self.codes) + 1, perceived)
-            perceived = torch.cat([perceived, last_code, next_code], dim=1)
-        remembered: Tensor = self.gru(perceived, memory)
-        return remembered
-
-    def mean(self, memory: Tensor) -> Tensor:
-        """(B, 2) in [0, 1]: where the actor aims."""
-        where: Tensor = self.actor(memory).sigmoid()
-        return where
-
-    def value(self, memory: Tensor) -> Tensor:
-        """(B,) what the critic expects of looking on."""
-        value: Tensor = self.critic(memory)[:, 0]
-        return value
-
-
-def one_hot(number: int | Tensor, count: int, like: Tensor) -> Tensor:
-    """(B, count) with a one at each row's number, in the type and for the rows of another tensor."""
-    rows = torch.as_tensor(number, device=like.device).expand(like.shape[0])
-    return (rows[:, None] == torch.arange(count, device=like.device)[None]).to(like.dtype)
+from glancefocus.look import Aim, Look
+from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import LearntPolicy
 
 
 class RandomPolicy:
@@ -186,17 +32,40 @@ class RandomPolicy:
 
 
 class RandomCandidates:
-    """The learnt policy, with candidate views drawn at random (paper, section 4.2: in all training stages)."""
+    """The learnt policy, with candidate views drawn at random (paper, section 4.2: in all training stages).
+
+    candidates  numbers of the views to draw from; None: all
+    """
 
     def __init__(
-        self, policy: LearntPolicy, generator: torch.Generator | None = None, *, each_row: bool = False
+        self,
+        policy: LearntPolicy,
+        generator: torch.Generator | None = None,
+        *,
+        each_row: bool = False,
+        candidates: Sequence[int] | None = None,
     ) -> None:
         self.policy = policy
+        self.candidates = range(len(policy.sides)) if candidates is None else candidates
         self.generator = generator
         self.each_row = each_row
 
     def aim(self, look: Look) -> Aim:
-        return self.policy.aim(look, draw_candidate(range(len(self.policy.sides)), look, self.generator, self.each_row))
+        return self.policy.aim(look, draw_candidate(self.candidates, look, self.generator, self.each_row))
+
+
+class OneCandidate:
+    """The learnt policy, with the same candidate view for every look.
+
+    candidate  number of the view
+    """
+
+    def __init__(self, policy: LearntPolicy, candidate: int) -> None:
+        self.policy = policy
+        self.candidate = candidate
+
+    def aim(self, look: Look) -> Aim:
+        return self.policy.aim(look, self.candidate)
 
 
 def draw_candidate(
@@ -210,6 +79,49 @@ def draw_candidate(
         return candidates[0]
     drawn = torch.randint(len(candidates), (look.count if each_row else 1,), generator=generator)
     return torch.tensor(candidates)[drawn].to(look.logits.device) if each_row else candidates[int(drawn)]
+
+
+class EvidencePolicy:
+    """Aims where the glance encoder finds its evidence for its own answer, then at the next strongest place: needs no training.
+
+    The evidence is the class activation map of the glance: each cell's features times the weights of the class. Cells that a look
+    has covered do not count any more (non-maximum suppression). The memory is the evidence that is left, cell by cell.
+
+    candidate  number of the view of every look; None: the last one
+    """
+
+    def __init__(self, net: GlanceFocus, candidate: int | None = None) -> None:
+        self.net = net
+        self.candidate = len(net.candidates) - 1 if candidate is None else candidate
+        view, settings = net.candidates[self.candidate], net.settings.view
+        self.share = view.share_of(settings.height_px, settings.width_px)
+
+    def aim(self, look: Look) -> Aim:
+        left = self._evidence(look) if look.policy_memory is None else look.policy_memory
+        side = math.isqrt(left.shape[1])
+        cells = left.reshape(-1, 1, side, side)
+        # Odd, so that a window has a cell in its middle.
+        reach = max(0, (max(1, round(self.share * side)) - 1) // 2)
+        held = F.avg_pool2d(F.pad(cells, [reach] * 4), 2 * reach + 1, stride=1).flatten(1)
+        best = held.argmax(dim=1)
+        row, column = best // side, best % side
+        # The place whose window lies in the middle of a look of this extent.
+        centre = (torch.stack([row, column], dim=1) + 0.5) / side
+        where = ((centre - self.share / 2) / max(1 - self.share, 1e-6)).clamp(0, 1)
+        steps = torch.arange(side, device=cells.device)
+        near_row = (steps - row[:, None]).abs() <= reach
+        near_column = (steps - column[:, None]).abs() <= reach
+        covered = near_row[:, :, None] & near_column[:, None, :]
+        return Aim(where=where, candidate=self.candidate, memory=left.masked_fill(covered.flatten(1), 0.0))
+
+    def _evidence(self, look: Look) -> Tensor:
+        """(B, cells) evidence for the glance's own answer, not below 0; the energy of the map if the head is not linear in it."""
+        head = self.net.glance_encoder.backbone.get_classifier()
+        map_ = look.map.float()
+        if isinstance(head, nn.Linear) and head.in_features == map_.shape[1]:
+            weight = head.weight[look.best[1]].float()
+            map_ = map_ * (weight - head.weight.float().mean(dim=0))[:, :, None, None]
+        return map_.sum(dim=1).clamp_min(0).flatten(1)
 
 
 class CentreCornerPolicy:

@@ -1,14 +1,25 @@
-"""The networks that have names: the paper's, one small enough for a laptop; and what each family of backbones takes by default."""
+"""The networks that have names: the paper's, one small enough for a laptop; and what each family of backbones takes by default.
+
+What every preset costs is counted beforehand and kept in preset_table.json, so that `gf models` needs neither torch nor timm. After
+a change to the presets write the file again:
+
+    python -m glancefocus.network.presets
+
+`tests/network/test_preset_table.py` counts every preset and compares.
+"""
 
 import functools
 import importlib.util
+import json
 import re
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, to_plain
+from glancefocus.files import write_text
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, native_names, to_plain
 
 CONV_POLICY = PolicySettings(head="conv", units=256)
 LINEAR_POLICY = PolicySettings(head="linear", units=1024)
@@ -75,10 +86,10 @@ class Preset:
 
 def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
     family = family_of(backbone)[1]
-    settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "patch_px": (px,)}
+    settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "focus": (str(px),)}
     settings["view"] = replace(family.view, **more.pop("view", {}))
     # Several patch sizes (paper, section 4.2): maps are upsampled after the policy's convolution, so it needs one.
-    settings |= {key: more.pop(key) for key in ("patch_px", "policy", "looks") if key in more}
+    settings |= {key: more.pop(key) for key in ("focus", "policy", "looks") if key in more}
     return Preset(name, NetworkSettings(**settings), **more)
 
 
@@ -104,12 +115,12 @@ PRESETS = {
         _preset("gf-efficientnet-b2-128", "efficientnet_b2", 128, view=_B2),
         _preset("gf-efficientnet-b3-128", "efficientnet_b3", 128, view=_B3),
         _preset("gf-efficientnet-b3-144", "efficientnet_b3", 144, view=_B3),
-        _preset("gf-ms-resnet50-96", "resnet50", 96, patch_px=(96, 128, 160), policy=CONV_POLICY, looks=4, **_RESNET50),
-        _preset("gf-ms-efficientnet-b3-128", "efficientnet_b3", 128, patch_px=(128, 160, 192), looks=4, view=_B3),
+        _preset(
+            "gf-ms-resnet50-96", "resnet50", 96, focus=("96", "128", "160"), policy=CONV_POLICY, looks=4, **_RESNET50
+        ),
+        _preset("gf-ms-efficientnet-b3-128", "efficientnet_b3", 128, focus=("128", "160", "192"), looks=4, view=_B3),
     )
 }
-
-
 # Beyond the paper: small enough to be trained on a laptop's processor in minutes; what the built-in world is learnt with.
 _MINI = NetworkSettings(
     backbone="resnet18",
@@ -122,16 +133,14 @@ _MINI = NetworkSettings(
         "zero_init_last": False,
     },
     glance_px=48,
-    patch_px=(48,),
+    focus=("48",),
     looks=3,
     classifier_units=128,
     policy=PolicySettings(units=128),
     view=ViewSettings(fit="whole", height_px=160, width_px=160),
 )
 PRESETS["gf-mini-48"] = Preset("gf-mini-48", replace(_MINI, looks=4))
-PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, patch_px=(32, 48, 64)))
-
-
+PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, focus=("32", "48", "64")))
 # Clips (A.4): ResNet-50 with the temporal shift, the cascaded classifier, 3 looks. The paper does not say by what its policy sees a
 # clip; with two linear layers on eight maps it would have 300 million weights, so it is the convolution here.
 _CLIPS: dict[str, Any] = {"classifier": "cascaded", "first_answer": "own_head", "policy": CONV_POLICY, "looks": 3}
@@ -139,7 +148,7 @@ _TSM_MACS = {8: 33e9, 16: 65e9}  # TSM's paper, 224 px; others count 32.7e9 and 
 
 
 def _clip_preset(name: str, px: int, frames: int) -> Preset:
-    settings = NetworkSettings("resnet50", glance_px=px, patch_px=(px,), frames=frames, **_CLIPS)
+    settings = NetworkSettings("resnet50", glance_px=px, focus=(str(px),), frames=frames, **_CLIPS)
     return Preset(name, settings, published_backbone_macs=_TSM_MACS.get(frames))
 
 
@@ -155,7 +164,7 @@ PRESETS["gf-tsm-mini-40"] = Preset(
     replace(
         _MINI,
         glance_px=40,
-        patch_px=(40,),
+        focus=("40",),
         looks=4,
         frames=8,
         classifier="cascaded",
@@ -176,8 +185,8 @@ def network_settings(
 ) -> NetworkSettings:
     """The settings of a preset or of any backbone, with changes.
 
-    changes  any field of NetworkSettings; patch_px may be one number; policy and view may be tables of names and values, of which
-             only the named ones change
+    changes  any field of NetworkSettings; focus may be one view, and patch_px=96 means focus="96"; policy and view may be tables of
+             names and values, of which only the named ones change
     """
     if (preset is None) == (backbone is None):
         raise BadSetting(
@@ -188,13 +197,14 @@ def network_settings(
         plain = to_plain(PRESETS[preset].settings)
     else:
         assert backbone is not None
-        from glancefocus.network.encoder import expected_colours  # here, so that presets can be listed without timm
+        from glancefocus.network.build import expected_colours
 
         family = family_of(backbone)[1].settings()
         if changes.get("frames", 1) > 1:
             family |= _CLIPS
         plain = to_plain(NetworkSettings(backbone=backbone, **family))
         plain["view"] |= expected_colours(backbone)
+        plain["policy"]["place"] = True  # beyond the paper, whose presets keep to it
     if classes is not None:
         plain["classes"] = classes
     return from_plain(NetworkSettings, _changed(plain, changes))
@@ -203,8 +213,10 @@ def network_settings(
 def _changed(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     changed = dict(plain)
     for name, value in changes.items():
-        if name == "patch_px" and isinstance(value, int):
-            changed[name] = [value]
+        if name == "patch_px":
+            changed["focus"] = native_names(value)
+        elif name == "focus" and isinstance(value, (str, int)):
+            changed[name] = [str(value)]
         elif name in ("policy", "view"):
             table = to_plain(value) if isinstance(value, (PolicySettings, ViewSettings)) else value
             changed[name] = {**plain[name], **table} if isinstance(table, dict) else table
@@ -237,3 +249,49 @@ def _sources() -> list[str]:
         return []
     files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
     return [file.read_text(encoding="utf-8", errors="replace") for file in files]
+
+
+TABLE_FILE = "preset_table.json"
+
+
+def read_table() -> list[dict[str, Any]]:
+    """One plain object for each preset, as `count_preset` makes them."""
+    text = resources.files("glancefocus.network").joinpath(TABLE_FILE).read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = json.loads(text)
+    return rows
+
+
+def count_preset(preset: Preset) -> dict[str, Any]:
+    """One preset with its parameters and multiply-adds, counted on the real modules without computing anything."""
+    from glancefocus.network.build import count_parameters
+    from glancefocus.network.macs import count_costs
+
+    settings, costs = preset.settings, count_costs(preset.settings)
+    return {
+        "preset": preset.name,
+        "backbone": settings.backbone,
+        "glance_px": settings.glance_px,
+        "focus": list(settings.focus),
+        "looks": settings.looks,
+        "frames": settings.frames,
+        "parameters": count_parameters(settings),
+        "encoder_macs": costs.encoder_macs,
+        "encoder_with_head_macs": costs.encoder_with_head_macs,
+        "policy_macs": costs.policy_macs,
+        "classifier_macs": list(costs.classifier_macs),
+        "macs_after_look": list(costs.macs_after_look),
+        "backbone_macs": costs.backbone_macs,
+        "paper_encoder_macs": preset.paper_encoder_macs,
+        "paper_encoder_counts": preset.paper_encoder_counts or None,
+        "published_backbone_macs": preset.published_backbone_macs,
+    }
+
+
+def write_table(file: Path) -> None:
+    """Count every preset and write the table."""
+    rows = [count_preset(preset) for preset in PRESETS.values()]
+    write_text(file, json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write_table(Path(__file__).with_name(TABLE_FILE))

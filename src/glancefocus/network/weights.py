@@ -1,4 +1,4 @@
-"""Weights from files, opened safely and matched to a network by name, or by order where only the names differ.
+"""New networks, and weights for them from files: opened safely, matched by name, or by order where only the names differ.
 
 Files of torch.save are read here without torch.load: tensors and plain values only, in memory proportional to the size of the file.
 torch.load(weights_only=True) runs no foreign code either, but a few bytes can make it take gigabytes (`bytearray(10**10)`, deflated
@@ -15,20 +15,96 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
-from glancefocus.escaping import is_writable_text, one_line
-from glancefocus.files import open_file, read_file
-from glancefocus.free_memory import available_bytes
+from glancefocus.machine import available_bytes, open_file
+from glancefocus.network.backbones import check_pretrained
+from glancefocus.network.build import build, head_names, load_exactly, read_safetensors
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.plain_pickles import DamagedFile, ForeignContent, PlainReader
+from glancefocus.network.presets import network_settings
+from glancefocus.values import Seed, checked, one_line
 
 MOST_PICKLE_BYTES = 8 << 20
 """Without the tensors' values. A thousand tensors take 0.1 MB."""
 _BLOCK_BYTES = 16 << 20
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of files from before torch 1.6
+
+
+def create(
+    preset: str | None = None,
+    *,
+    backbone: str | None = None,
+    classes: int | None = None,
+    weights: str | Path | None = None,
+    seed: int | None = None,
+    **changes: Any,
+) -> GlanceFocus:
+    """A new network, in evaluation mode.
+
+    preset    a name of `gf models`; or
+    backbone  any timm name
+    weights   for both encoders: "pretrained" (the ones that timm names), or a file. None: not trained at all
+    seed      makes the random weights repeatable
+    changes   any field of NetworkSettings: glance_px=, patch_px=, looks=, classifier=, policy=dict(...), ...
+
+        net = gf.create("gf-resnet50-96", classes=10)
+        net = gf.create(backbone="convnext_atto", classes=10, glance_px=64, patch_px=64, looks=3)
+    """
+    settings = network_settings(preset, backbone=backbone, classes=classes, **changes)
+    devices: list[int] = []  # the CPU's generator is forked always; weights are made there
+    with torch.random.fork_rng(devices=devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(checked(Seed, seed, "seed"))
+        net = build(settings, pretrained=weights == "pretrained")
+    if weights is not None and weights != "pretrained":
+        load_encoders(net, weights)
+    return net
+
+
+def load_encoders(net: GlanceFocus, weights: str | Path) -> None:
+    """Weights of a backbone out of a file, for both encoders."""
+    encoders = {id(e): e for e in (net.glance_encoder, net.focus_encoder, net.whole_encoder) if e is not None}
+    for encoder in encoders.values():
+        load_backbone_weights(encoder.backbone, weights)
+
+
+def check_weights(backbone: str, weights: str | None) -> None:
+    """Refuse "pretrained" where nothing can be downloaded, and a file that is not there, before anything else is done."""
+    if weights == "pretrained":
+        check_pretrained(backbone)
+    elif weights is not None:
+        find_checkpoint(weights)
+
+
+IMAGES = 4
+
+
+def make_up_weights(net: GlanceFocus, generator: torch.Generator) -> GlanceFocus:
+    """Give an untrained network's batch norms weights and statistics like those of a trained one.
+
+    timm starts the last batch norm of each block at zero: whole blocks would compute with zeros, and exporters leave them out.
+    """
+    norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        with torch.no_grad():
+            norm.weight.copy_(0.5 + torch.rand(norm.weight.shape, generator=generator))
+            norm.bias.copy_(0.1 * torch.randn(norm.bias.shape, generator=generator))
+        norm.momentum = 1.0
+    view = net.settings.view
+    frames = () if net.settings.frames == 1 else (net.settings.frames,)
+    images = torch.randn(IMAGES, *frames, 3, view.height_px, view.width_px, generator=generator)
+    net.train()
+    with torch.no_grad():
+        look = net.glance(images)
+        for candidate in range(len(net.settings.candidates)) if net.settings.looks > 1 else ():
+            net.focus(look, net.policy.aim(look, candidate))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return net.eval()
 
 
 def read_torch_file(file: Path) -> Any:
@@ -167,11 +243,6 @@ def _own_name(name: str) -> str:
     return own.replace(".net.", ".", 1)
 
 
-MOST_HEADER_BYTES = 16 << 20
-"""Largest header of a .safetensors file: names, shapes and places of its tensors. A thousand tensors take 0.1 MB."""
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
 def open_safely(path: str | Path) -> Any:
     """What a .safetensors or a torch checkpoint holds. Nothing in the file is ever executed, and memory follows the file's size."""
     path = find_checkpoint(path)
@@ -204,19 +275,6 @@ def open_safely(path: str | Path) -> Any:
         raise BadCheckpoint(f"{path} is not a torch checkpoint, or it is damaged.") from None
 
 
-def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file. Raises OSError, DamagedFile, or what safetensors raises."""
-    with open_file(file) as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-    if header_bytes > MOST_HEADER_BYTES:
-        raise DamagedFile(f"its header would have {header_bytes:,} bytes")
-    if is_writable_text(str(file)):
-        tensors: dict[str, Tensor] = safetensors.torch.load_file(file)
-    else:  # which load_file cannot open
-        tensors = safetensors.torch.load(read_file(file, available_bytes()))
-    return tensors
-
-
 def find_checkpoint(path: str | Path) -> Path:
     """The file, where there is one that is not empty."""
     path = Path(path)
@@ -236,56 +294,6 @@ def tensors_in(table: Any) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in table.items() if isinstance(value, Tensor)}
 
 
-def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str, source: str) -> None:
-    """Load a state dict that must match name by name and shape by shape; the error lists what does not."""
-    wanted = module.state_dict()
-    # Files from before torch 0.4.1 do not count batches; nothing depends on that count.
-    missing = [n for n in wanted if n not in tensors and not n.endswith("num_batches_tracked")]
-    foreign = [n for n in tensors if n not in wanted]
-    shapes = [
-        f"{n} is {tuple(tensors[n].shape)} instead of {tuple(wanted[n].shape)}"
-        for n in wanted
-        if n in tensors and tensors[n].shape != wanted[n].shape
-    ]
-    problems = [f"{len(missing)} missing (such as {missing[0]})"] if missing else []
-    problems += [f"{len(foreign)} unknown (such as {foreign[0]})"] if foreign else []
-    problems += [f"{len(shapes)} of another shape ({shapes[0]})"] if shapes else []
-    if problems:
-        raise BadCheckpoint(f"{source} does not fit the {part}: of its tensors {', '.join(problems)}.")
-    for name, tensor in tensors.items():
-        refuse_values(name, tensor, wanted[name], source)
-    module.load_state_dict({n: tensors.get(n, v) for n, v in wanted.items()})
-
-
-def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> None:
-    """Refuse a tensor of another kind of number than is wanted, or with NaN or infinity in it."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise BadCheckpoint(
-            f"{source}: the tensor {name} is sparse, quantised or without values. Save it as plain numbers."
-        )
-    if name.endswith(
-        "num_batches_tracked"
-    ):  # a count that nothing depends on; older files have it in other kinds of numbers
-        if tensor.is_complex():
-            raise BadCheckpoint(f"{source}: the tensor {name} is made of {_kind(tensor)}, not of {_kind(wanted)}.")
-        return
-    if wanted.is_floating_point() and tensor.dtype not in FLOATS:
-        raise BadCheckpoint(
-            f"{source}: the tensor {name} is made of {_kind(tensor)}, not of floating-point numbers. "
-            "Convert it, or save it again before it is quantised."
-        )
-    if not wanted.is_floating_point() and tensor.dtype != wanted.dtype:
-        raise BadCheckpoint(f"{source}: the tensor {name} is made of {_kind(tensor)}, not of {_kind(wanted)}.")
-    if tensor.is_floating_point() and not bool(tensor.to(wanted.dtype).isfinite().all()):
-        raise BadCheckpoint(
-            f"{source}: the tensor {name} holds NaN or infinity. Training diverged, or the file is damaged: use an earlier one."
-        )
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
     """Weights of a backbone out of a file; its last layer begins with zeros where the number of classes differs.
 
@@ -302,23 +310,10 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
         raise BadCheckpoint(f"{path} holds no tensors. Give a state dict of the backbone.")
     if len(set(tensors) & set(wanted)) < 0.5 * len(wanted):
         tensors = _by_order(tensors, wanted, path)
-    head = _head_names(backbone)
+    head = head_names(backbone)
     fitting = {n: t for n, t in tensors.items() if n not in head or t.shape == wanted[n].shape}
     new = {n: torch.zeros_like(t) for n, t in wanted.items() if n in head and n not in fitting}
     load_exactly(backbone, {**fitting, **new}, "backbone", str(path))
-
-
-def forget_answers(backbone: nn.Module) -> None:
-    """Set the last layer to zeros, for classes that are new to a pretrained backbone.
-
-    A random last layer with few classes answers at random with high confidence (timm draws from a range of 1 / sqrt(classes)), and
-    the first updates then ruin the layers below.
-    """
-    head = _head_names(backbone)
-    with torch.no_grad():
-        for name, parameter in backbone.named_parameters():
-            if name in head:
-                parameter.zero_()
 
 
 def _by_order(tensors: dict[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
@@ -333,10 +328,3 @@ def _by_order(tensors: dict[str, Tensor], wanted: Mapping[str, Tensor], path: st
             f"(the file's first is {next(iter(tensors))}, ours is {counted[0]}). Give weights of the same backbone."
         )
     return dict(zip(counted, found, strict=True))
-
-
-def _head_names(backbone: Any) -> set[str]:
-    heads = backbone.get_classifier()
-    heads = heads if isinstance(heads, tuple) else (heads,)
-    own = {id(p) for h in heads for p in h.parameters()}
-    return {n for n, p in backbone.named_parameters() if id(p) in own}

@@ -1,11 +1,17 @@
-"""Opens a network in a runtime by its name, or in the fastest one here, which is measured once and remembered."""
+"""Opens a network in a runtime by its name, or in the fastest one here. Graphs and measured choices are kept in the cache.
+
+Beside each graph of the cache lies its SHA-256. A graph that does not have it, or another one, is written again and never run.
+"""
 
 import copy
 import importlib.util
 import json
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glancefocus.costs import device_name
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
-from glancefocus.files import Cache, cache_folder, fingerprint, write_text
+from glancefocus.files import Cache, cache_folder, fingerprint, lock, write_text
+from glancefocus.machine import check_threads, device_name
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
-from glancefocus.runtime.graphs import graphs_in, graphs_of
-from glancefocus.runtime.onnx import OnnxRunner
-from glancefocus.runtime.openvino import OpenVinoRunner
-from glancefocus.runtime.runner import PartsRunner, RunPart, check_threads
-from glancefocus.runtime.torch import CompiledRunner, EagerRunner, as_tuple, device_of
+from glancefocus.runtime.backends import CompiledRunner, EagerRunner, OnnxRunner, OpenVinoRunner, as_tuple, device_of
+from glancefocus.runtime.onnx_writing import (
+    REWRITING_VERSION,
+    hash_file,
+    is_whole,
+    note_hash,
+    part_fingerprint,
+    write_light,
+    write_onnx,
+)
+from glancefocus.runtime.runner import PartsRunner, RunPart
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.values import BatchSize, Threads, checked, read_json
 
@@ -40,7 +52,7 @@ class RuntimeOptions:
     """Options of a runtime beyond its name.
 
     graphs         onnx, openvino: a folder with exported graphs of this network, float or int8, instead of the cache
-    light_weights  onnx: int8 weights in memory-bound layers, see int8.py; meant for small batches
+    light_weights  onnx: int8 weights in memory-bound layers, see onnx_writing.py; meant for small batches
     mode           compile: of torch.compile
     """
 
@@ -287,3 +299,90 @@ def _file(cache: Cache) -> Path | None:
         return cache_folder(cache) / CHOICES_FILE
     except OSError:
         return None
+
+
+MOST_KEPT_BYTES = 4 << 30
+
+
+def graphs_in(folder: Path, parts: Sequence[Part]) -> dict[str, Path]:
+    """{part: file} of a folder that was exported, float or int8: `glance.onnx`, `aim_96.onnx`, ..."""
+    files = {part.name: folder / f"{part.name}.onnx" for part in parts}
+    missing = [file.name for file in files.values() if not file.is_file()]
+    if missing:
+        raise BadSetting(
+            f"{folder} has no graph {' and no '.join(missing)}, which this network needs. "
+            "Export this bundle to it again, or leave the folder out."
+        )
+    return files
+
+
+@contextmanager
+def graphs_of(
+    parts: Sequence[Part], cache: Cache = "default", *, light_weights: bool = False
+) -> Iterator[dict[str, Path]]:
+    """{part: file} for these weights, written where they are not in the cache yet; without a cache, until the block ends."""
+    if cache is None:
+        with tempfile.TemporaryDirectory(prefix="glancefocus-graphs-") as aside:
+            yield _written(parts, Path(aside), light_weights)
+        return
+    try:
+        folder = cache_folder(cache) / "graphs"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadSetting(
+            f"graphs cannot be kept in the cache folder: {error.strerror or error} ({error.filename or cache}). "
+            "Set GLANCEFOCUS_CACHE to a folder that can be written."
+        ) from None
+    with _one_writer(folder):
+        files = _written(parts, folder, light_weights)
+    yield files
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """One of several processes that want the same graphs writes them; a read-only cache is not written to."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(lock(folder / ".lock", wait=True))
+        yield
+
+
+def _written(parts: Sequence[Part], folder: Path, light_weights: bool) -> dict[str, Path]:
+    files, fresh = {}, False
+    for part in parts:
+        file = folder / f"{part.name}-{part_fingerprint(part)}.onnx"
+        if not is_whole(file):
+            write_onnx(part, file)
+            note_hash(file)
+            fresh = True
+        if light_weights:
+            light = file.with_suffix(f".light{REWRITING_VERSION}.onnx")
+            if not is_whole(light):
+                write_light(part, file, light)
+                note_hash(light)
+                fresh = True
+            file = light
+        files[part.name] = file
+        with suppress(OSError):  # a cache that can only be read
+            for used in (file, hash_file(file)):
+                os.utime(used)  # now
+    if fresh:
+        _forget_the_oldest(folder, keep=set(files.values()))
+    return files
+
+
+def _forget_the_oldest(folder: Path, keep: set[Path]) -> None:
+    """Remove the graphs that were not used for the longest time, until the others take no more than MOST_KEPT_BYTES."""
+    taken, others = 0, []
+    names = tuple(file.name for file in keep)
+    for file in folder.glob("[!.]*.onnx*"):
+        with suppress(FileNotFoundError):  # another process may do the same
+            stat = file.stat()
+            if file.name.startswith(names):
+                taken += stat.st_size
+            else:
+                others.append((stat.st_mtime, stat.st_size, file))
+    for _, size, file in sorted(others, reverse=True):
+        taken += size
+        if taken > MOST_KEPT_BYTES:
+            file.unlink(missing_ok=True)

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glancefocus.exits.rule import every_look
-from glancefocus.look import Aim, Look
-from glancefocus.loop import LookingNetwork, Policy, run_looks
-from glancefocus.scene import Scene
+from glancefocus.look import Aim, Look, Scene
+from glancefocus.loop import LookingNetwork, Policy, every_look, run_looks
 from glancefocus.training.stage import NonFinite
 
 
@@ -228,6 +226,22 @@ class MistakenGlances:
 
     def focus(self, look: Look, aim: Aim) -> Look:
         return self.net.focus(look, aim)
+
+
+class SometimesRandom:
+    """Another policy, but for a share of the images at random places; these may miss, as the policy's own may in new images."""
+
+    def __init__(self, policy: Policy, share: float, generator: torch.Generator) -> None:
+        self.policy = policy
+        self.share = share
+        self.generator = generator
+
+    def aim(self, look: Look) -> Aim:
+        aim = self.policy.aim(look)
+        chosen = (torch.rand(look.count, 1, generator=self.generator) < self.share).to(aim.where.device)
+        return replace(
+            aim, where=torch.where(chosen, random_places(look.count, self.generator, aim.where.device), aim.where)
+        )
 
 
 class FixedPolicy:

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 
 from PIL import Image
 
-from glancefocus.data.checking import medium_of
+from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds import WORLDS, world_classes
-from glancefocus.files import open_file
+from glancefocus.machine import open_file
 
 _SAMPLED_FILES = 64
 
@@ -88,7 +88,16 @@ VISITS: dict[str, tuple[int, int, int]] = {
     "joint": (10000, 4, 30),
     "point": (3000, 2, 8),
 }
+# The same for photographs, where the small inputs learn from the backbone: it must be good, and they go on learning for longer.
+PHOTO_VISITS = VISITS | {
+    "backbone": (15000, 3, 15),
+    "glance": (25000, 4, 25),
+    "recognise": (16000, 3, 20),
+    "point": (9000, 2, 10),
+}
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
+EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
+REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
 
 
@@ -117,10 +126,18 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
     shorter = min(view.get("height_px", USUAL_SIDE_PX), view.get("width_px", USUAL_SIDE_PX))
     if "glance_px" not in network:
         sizes["glance_px"] = _part_of(shorter)
-    if "patch_px" not in network:
-        sizes["patch_px"] = (_part_of(shorter),)
     if "looks" not in network:
         sizes["looks"] = 3
+    if survey.noun != "images":
+        return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(_part_of(shorter)),)}
+    # Photographs: a square around the object at a good resolution, and the whole image for what is still undecided.
+    if not {"focus", "patch_px"} & network.keys():
+        sizes["focus"] = (f"{EXTENT:g}@{_part_of(shorter, 4 / 7)}", f"whole@{shorter}")
+    if "classifier" not in network:
+        sizes["classifier"] = "summed"
+        whole = [name for name in sizes.get("focus", network.get("focus", ())) if str(name).startswith("whole@")]
+        # At full size it is the backbone itself, and has nothing more to learn.
+        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"}
     return sizes
 
 
@@ -130,8 +147,10 @@ def fitted_recipe(fitting: Fitting) -> Recipe:
     batch = fitted_batch(images, fitting.on_gpu)
     scale = batch / LARGEST_BATCH  # learning rates of SGD are proportional to the batch size
     rate = 0.005 if fitting.pretrained else 0.05
+    photos = fitting.survey.noun == "images"  # not clips, nor scenes of a built-in world
     recipe: Recipe = {
-        name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained)} for name in VISITS
+        name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained, photos=photos)}
+        for name in VISITS
     }
     recipe |= {"batch_size": batch, "keep_statistics": fitting.pretrained}
     recipe["backbone"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
@@ -140,9 +159,34 @@ def fitted_recipe(fitting: Fitting) -> Recipe:
     recipe["finetune"] |= {"encoder_lr": 0.25 * rate * scale, "classifier_lr": 2 * rate * scale}
     recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}
     recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 4 * rate * scale}
-    if fitting.survey.noun == "images":  # not clips, nor scenes of a built-in world
-        recipe["data"] = {"augment": {"crop": 0.5}}
+    if photos:
+        recipe = _with_lessons(recipe, rate * scale, fitting)
     return recipe
+
+
+WITHOUT_LESSONS: Recipe = {
+    "glance": {"distill": 0.0},
+    "recognise": {"distill": 0.0, "aims": "random"},
+    "finetune": {"distill": 0.0},
+}
+"""For runs whose stages do not begin with the backbone, so that there is nothing to learn from."""
+
+
+def _with_lessons(recipe: Recipe, rate: float, fitting: Fitting) -> Recipe:
+    """The recipe for photographs: all small inputs learn from the backbone, the policy from its evidence; no reinforcement."""
+    lesson = {"distill": 0.7}
+    epochs: int = recipe["recognise"]["epochs"]
+    taught = {"encoder_lr": 2 * rate, "own_head_weight": 2.0, "freeze_glance": True, "warmup": 0.1, **lesson}
+    taught |= {"deviation": 0.08, "random_share": 0.25}
+    return {
+        **recipe,
+        "stages": ["backbone", "glance", "recognise", "point"],
+        "calibrate": True,
+        "glance": {**recipe["glance"], "lr": 2 * rate, "label_smoothing": 0.0, **lesson},
+        "recognise": {**recipe["recognise"], "aims": "evidence", **taught},
+        "finetune": {**recipe["finetune"], **taught, "encoder_lr": rate},
+        "data": {"augment": {"crop": 0.35, "repeat": max(REPEATS[0], min(REPEATS[1], epochs // 2))}},
+    }
 
 
 def fitted_batch(images: int, on_gpu: bool = False) -> int:
@@ -154,9 +198,11 @@ def fitted_batch(images: int, on_gpu: bool = False) -> int:
     return batch
 
 
-def fitted_epochs(stage: str, images: int, effort: Effort = "usual", pretrained: bool = True) -> int:
+def fitted_epochs(
+    stage: str, images: int, effort: Effort = "usual", pretrained: bool = True, *, photos: bool = True
+) -> int:
     """The epochs of a stage for this number of training images: the fewer images, the more epochs."""
-    visits, least, most = VISITS[stage]
+    visits, least, most = (PHOTO_VISITS if photos else VISITS)[stage]
     times = EFFORTS[effort] * (1.0 if pretrained else FROM_RANDOM)
     return max(1, round(times * max(least, min(most, visits / max(1, images)))))
 
@@ -168,6 +214,6 @@ def _view_side(sides_px: tuple[int, ...]) -> int:
     return max(64, min(USUAL_SIDE_PX, 32 * round(2 * statistics.median(sides_px) / 32)))
 
 
-def _part_of(side_px: int) -> int:
-    """The side of glances and patches: 96 px of 224, a multiple of 32."""
-    return max(32, 32 * round(side_px * 3 / 7 / 32))
+def _part_of(side_px: int, share: float = 3 / 7) -> int:
+    """A part of the side as a multiple of 32 px: for glances and patches 96 px of 224."""
+    return max(32, 32 * round(side_px * share / 32))

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from glancefocus.data.augmentation import mix
 from glancefocus.data.splits import scene_batches, shuffled
-from glancefocus.data.views import mix
 from glancefocus.errors import BadRun
 from glancefocus.evaluation.rivals import size_in
 from glancefocus.interrupts import Interrupted, InterruptedAgain, held, interrupted, interruptible
@@ -40,6 +40,7 @@ from glancefocus.training.run_folder import BACKBONE_FILE, CHECKPOINT_FILE
 from glancefocus.training.stage import Moment, NonFinite, Stage, TrainingContext, check_finite, what_to_lower
 from glancefocus.training.stage_aim import AimStage, PointStage
 from glancefocus.training.stage_recognise import FinetuneStage, JointStage, RecogniseStage
+from glancefocus.training.teacher import open_teacher
 
 
 def build_stage(name: str, context: TrainingContext) -> Stage:
@@ -130,6 +131,8 @@ class TrainingLoop:
     def _run_stage(self, index: int, checkpoint: Checkpoint | None) -> None:
         context = self.context
         with interruptible():
+            if context.teacher is None and context.settings.is_taught(self.plan[index]):
+                context.teacher = open_teacher(Path(context.settings.teacher or self.folder / BACKBONE_FILE), context)
             stage = build_stage(self.plan[index], context)
             resumes = checkpoint is not None and checkpoint.optimizer is not None
             if not resumes:
@@ -206,7 +209,10 @@ class TrainingLoop:
         stage.train_mode()
         self.journal.start(f"{stage.name} {epoch + 1}/{stage.epochs}", len(order), first_step)
         started, seen = time.monotonic(), 0
-        batches = scene_batches(data.train, settings.network.view, own, seed, context.workers)
+        # What a teacher says of an augmented image is kept, so in these stages the same few augmentations come again and again.
+        repeat = settings.data.augment.repeat if settings.is_taught(stage.name) else 0
+        augmentation = mix(settings.seed, epoch % repeat) if repeat else seed
+        batches = scene_batches(data.train, settings.network.view, own, augmentation, context.workers)
         for step, rows in enumerate(own, start=first_step):
             with contextlib.nullcontext() if self.several else interruptible():
                 images, labels = next(batches)
@@ -216,7 +222,7 @@ class TrainingLoop:
                 progress=(epoch + step / len(order)) / stage.epochs,
                 generator=torch.Generator().manual_seed(step_seed),
                 rows=torch.as_tensor(rows),
-                seed=seed,
+                seed=augmentation,
             )
             numbers = stage.update(images.to(accelerator.device), labels.to(accelerator.device), moment)
             seen += len(order[step])

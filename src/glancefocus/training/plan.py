@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.data.sources import Data
-from glancefocus.data.splits import FileSplit, HeldPictures, MemorySplit, Split, scene_batches
+from glancefocus.data.splits import HeldPictures, MemorySplit, first_images, scene_batches
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.escaping import one_line
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.free_memory import available_bytes
+from glancefocus.exits.record import view_words
+from glancefocus.machine import available_bytes
 from glancefocus.network.build import build
 from glancefocus.settings import NetworkSettings, from_plain
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 from glancefocus.training.stage import Moment, NonFinite, Stage, TrainingContext, what_to_lower
-from glancefocus.values import read_json
+from glancefocus.training.teacher import Teacher
+from glancefocus.values import one_line, read_json
 
 PROCESS_BYTES = 700 << 20  # Python, torch and timm, before any data
 WORKER_BYTES = 400 << 20  # per process that reads files
@@ -57,7 +58,8 @@ def bytes_per_image(settings: TrainSettings) -> dict[str, int]:
     net, view = _on_meta(network), network.view
     whole = _kept(net.focus_encoder, network.frames, view.height_px, view.width_px)
     glance = _kept(net.glance_encoder, network.frames, network.glance_px, network.glance_px)
-    patch = max(_kept(net.focus_encoder, network.frames, px, px) for px in network.patch_px)
+    trained = [view for n, view in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder]
+    patch = max((_kept(net.focus_encoder, network.frames, view.px, view.px) for view in trained), default=0)
     image = 3 * 4 * network.frames * view.height_px * view.width_px
     patches = (network.looks - 1) * patch
 
@@ -213,12 +215,15 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
         settings, data=replace(settings.data, workers=0)
     )  # starting workers would take longer than measuring
     net = copy.deepcopy(context.net)
-    few = replace(data, train=_first(data.train, 2 * _PROBED_IMAGES), val=_first(data.val, _PROBED_IMAGES))
+    few = replace(data, train=first_images(data.train, 2 * _PROBED_IMAGES), val=first_images(data.val, _PROBED_IMAGES))
     scratch = replace(context, net=net, data=few, settings=alone, on_progress=None, known_evidence=None)
     scaler = context.accelerator.scaler
     kept_scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
     measured: dict[str, tuple[float, float]] = {}
+    first_taught: str | None = None  # the teacher's kept lessons are computed there
     for name in dict.fromkeys(settings.plan()):
+        if scratch.teacher is None and settings.is_taught(name):
+            scratch.teacher, first_taught = Teacher(net.focus_encoder, scratch), name
         stage = build_stage(name, scratch)
         try:
             measured[name] = _timed(stage, scratch)
@@ -236,6 +241,9 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
         images, held_out = _images(name, settings, data)
         per_image, validated = measured[name]
         batch = min(settings.batch_size, images)
+        if name == first_taught and scratch.teacher is not None:
+            per_image += scratch.teacher.seconds_per_image / max(1, own.epochs)
+            first_taught = None
         stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated))
     dearest = max(validated for _, validated in measured.values())
     return Plan(tuple(stages), 10 + _FINISH_PASSES * len(data.val) * dearest, peak_bytes, parts)
@@ -252,14 +260,15 @@ def _images(name: str, settings: TrainSettings, data: Data) -> tuple[int, int]:
 def _timed(stage: Stage, context: TrainingContext) -> tuple[float, float]:
     """(seconds of training per image, seconds of validation per image)."""
     view, device = context.settings.network.view, context.accelerator.device
-    train, val = _first(stage.data.train, _PROBED_IMAGES), _first(stage.data.val, _PROBED_IMAGES)
+    train, val = first_images(stage.data.train, _PROBED_IMAGES), first_images(stage.data.val, _PROBED_IMAGES)
     stage.train_mode()
 
     def learn(count: int) -> float:
         rows = list(range(min(count, len(train))))
         started = time.perf_counter()
         for images, labels in scene_batches(train, view, [rows], 0):
-            moment = Moment(0.0, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
+            # In the middle of the stage, since its learning rate may begin with 0.
+            moment = Moment(0.5, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
             stage.update(images.to(device), labels.to(device), moment)
         return (time.perf_counter() - started) / len(rows)
 
@@ -272,20 +281,6 @@ def _timed(stage: Stage, context: TrainingContext) -> tuple[float, float]:
     started = time.perf_counter()
     stage.validate(val)
     return per_image, (time.perf_counter() - started) / len(val)
-
-
-def _first(split: Split, count: int) -> Split:
-    """The first images of a split, as a split."""
-    if isinstance(split, HeldPictures):
-        own: Any = {"pixels": split.pixels[:count], "files": split.files[:count]}
-    elif isinstance(split, FileSplit):
-        own = {"files": split.files[:count]}
-    elif isinstance(split, MemorySplit):
-        own = {"images": split.images[:count], "files": None if split.files is None else split.files[:count]}
-    else:
-        return split
-    boxes = None if split.boxes is None else split.boxes[:count]
-    return replace(split, labels=split.labels[:count], boxes=boxes, **own)
 
 
 def _held_bytes(data: Data) -> int:
@@ -358,11 +353,12 @@ def _network_words(settings: TrainSettings) -> str:
     view = (
         "images of any size" if network.view.fit == "whole" else f"{network.view.height_px}x{network.view.width_px} px"
     )
-    patches = "/".join(str(px) for px in network.patch_px)
+    patches = view_words(network.focus)
+    patches = patches if patches.startswith("patches") else f"looks at {patches}"
     frames = f", {network.frames} frames per clip" if network.frames > 1 else ""
     return (
-        f"{network.backbone} ({weights}), glance of {network.glance_px} px, then up to {network.looks - 1} patches of "
-        f"{patches} px, from {view}{frames}"
+        f"{network.backbone} ({weights}), glance of {network.glance_px} px, then up to {network.looks - 1} {patches}, "
+        f"from {view}{frames}"
     )
 
 

@@ -19,12 +19,14 @@ from typing import Any
 from glancefocus.data.sources import DataSettings, classes_of
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network.encoder import check_backbone, has_pretrained_weights
+from glancefocus.network.backbones import has_pretrained_weights
+from glancefocus.network.build import check_backbone
 from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.training.fitted import (
     DEFAULT_BACKBONE,
     EFFORTS,
+    WITHOUT_LESSONS,
     Effort,
     Fitting,
     Recipe,
@@ -98,8 +100,8 @@ SIGNS_RECIPE: Recipe = {
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
 }
 
-# With one patch size, aims must be exact: exploration and learning rate fall along the stage, finetune leaves the glance encoder
-# unchanged (the policy sees its feature maps), and the policy is trained once more at the end.
+# With one candidate view, aims must be exact: exploration and learning rate fall along the stage, finetune leaves the glance
+# encoder unchanged (the policy sees its feature maps), and the policy is trained once more at the end.
 ONE_SIZE_CHANGES: Recipe = {
     "stages": ["backbone", "glance", "recognise", "aim", "finetune", "aim"],
     "rounds": 1,
@@ -233,27 +235,43 @@ def train_settings(
     if source in WORLDS:
         _draw_at_the_size_of_the_view(source, chosen, data)
 
-    recipe = family_recipe(family_of(chosen.backbone)[0])
-    if chosen.frames > 1:
-        recipe = merged(recipe, merged(SOMETHING_RECIPE, PRESET_CHANGES.get(preset or "", {})))
-    if fitting is not None:
-        recipe = merged(recipe, fitted_recipe(fitting))
-    else:
-        recipe = merged(recipe, _world_recipe(source, preset, chosen, own_stages=stages is not None))
-        # The epochs and rates for clips assume pretrained weights already.
-        if preset is not None and pretrained and chosen.frames == 1:
-            recipe = merged(recipe, ADAPT_RECIPE)
-        recipe = _with_effort(recipe, effort)
-
+    recipe = _recipe(
+        source, preset, chosen, fitting, pretrained=pretrained, own_stages=stages is not None, effort=effort
+    )
     plain = copy.deepcopy(merged(recipe, {**changes, "effort": effort, "network": to_plain(chosen)}))
     plain = merged(plain, {"data": {"source": source, **data}})
     if stages is not None:
         plain["stages"] = _stage_names(stages)
+        if fitting is not None and "backbone" not in plain["stages"] and "teacher" not in changes:
+            plain = merged(plain, WITHOUT_LESSONS)
     for assignment in assignments or []:
         assign(plain, assignment)
     settings: TrainSettings = from_plain(TrainSettings, plain)
     _refuse_unused(settings, assignments or [], changes)
     return settings
+
+
+def _recipe(
+    source: str,
+    preset: str | None,
+    network: NetworkSettings,
+    fitting: Fitting | None,
+    *,
+    pretrained: bool,
+    own_stages: bool,
+    effort: Effort,
+) -> Recipe:
+    """The recipe for this network and this data, see the table at the top of this module."""
+    recipe = family_recipe(family_of(network.backbone)[0])
+    if network.frames > 1:
+        recipe = merged(recipe, merged(SOMETHING_RECIPE, PRESET_CHANGES.get(preset or "", {})))
+    if fitting is not None:
+        return merged(recipe, fitted_recipe(fitting))
+    recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))
+    # The epochs and rates for clips assume pretrained weights already.
+    if preset is not None and pretrained and network.frames == 1:
+        recipe = merged(recipe, ADAPT_RECIPE)
+    return _with_effort(recipe, effort)
 
 
 def _is_fitted(source: str, preset: str | None) -> bool:
@@ -284,7 +302,7 @@ def _draw_at_the_size_of_the_view(source: str, network: NetworkSettings, data: d
 def _refuse_unused(settings: TrainSettings, assignments: list[str], changes: dict[str, Any]) -> None:
     """Refuse a setting of a stage that does not run: it would have no effect."""
     used = {*settings.stages, *(["aim"] if "joint" in settings.stages else [])}  # joint uses the settings of aim, too
-    used |= {"backbone"} if settings.rivals == "tuned" else set()  # rivals are tuned with the settings of the backbone
+    used |= {"glance"} if settings.rivals == "tuned" else set()  # rivals are tuned with the settings of the glance
     running = ", ".join(settings.plan())
     names = [assignment.partition("=")[0].strip() for assignment in assignments]
     for name in names:

@@ -17,18 +17,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from glancefocus.bench.latency import measure_rival_times
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.files import read_split
 from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadCheckpoint, BadRun, BadSetting, GlancefocusError
 from glancefocus.evaluation.assess import BEST_ACCURACY, assess, look_table
+from glancefocus.evaluation.choosing import fit_temperatures
 from glancefocus.evaluation.every_look import noted_aims
-from glancefocus.evaluation.judge import Weights, judge
+from glancefocus.evaluation.latency import measure_rival_times
 from glancefocus.evaluation.records import looks_folder, record_looks
 from glancefocus.evaluation.report import Training, read_training_curves, write_report
 from glancefocus.evaluation.rivals import (
+    Weights,
     image_size,
+    judge,
     patch_side,
     rival_name,
     sizes_to_tune,
@@ -36,18 +38,18 @@ from glancefocus.evaluation.rivals import (
     tuned_files,
 )
 from glancefocus.evaluation.verdict import noted_verdict
-from glancefocus.exits.budget import solve_curve, solve_within
-from glancefocus.exits.curve import frozen
+from glancefocus.exits.budget import SPARE, solve_curve, solve_within
 from glancefocus.exits.record import LookRecord
 from glancefocus.interrupts import handled
-from glancefocus.network.build import build, load_encoders
+from glancefocus.loop import frozen
+from glancefocus.network.build import build, load_exactly
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.weights import load_exactly, open_safely
+from glancefocus.network.weights import load_encoders, open_safely
 from glancefocus.progress import Progress
 from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
-from glancefocus.training.journal import Journal, read_metrics
+from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
 from glancefocus.training.loop import TrainingLoop, build_stage
 from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, plan_words, stored_plan
 from glancefocus.training.run_folder import (
@@ -66,7 +68,7 @@ from glancefocus.training.run_folder import (
 )
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
-from glancefocus.training.trackers import Trackers, chosen_trackers
+from glancefocus.training.teacher import open_teacher
 
 
 def train(
@@ -129,6 +131,10 @@ def _train(
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
     net.to(accelerator.device)
     context = TrainingContext(net, data, settings, accelerator, journal.show_progress)
+    if settings.teacher is not None:
+        context.teacher = open_teacher(
+            Path(settings.teacher), context
+        )  # now, so that a file that does not fit is reported at once
     plan = _planned(context, folder, journal) if planned else None
     TrainingLoop(context, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
@@ -208,6 +214,8 @@ def threads_per_process(processes: int) -> int:
     return max(1, (os.cpu_count() or 1) // processes)
 
 
+SPARE_OF_WHOLE_VIEWS = 0.003
+"""Accuracy that is given up to spend less, where the last look is as good as the backbone and costs as much."""
 RunStages = Callable[[TrainingContext, Path, list[str]], None]
 """Runs stages, with their checkpoint in a folder."""
 
@@ -229,7 +237,7 @@ def load_backbone(settings: TrainSettings, folder: Path) -> GlanceFocus | None:
 def tune_rivals(
     settings: TrainSettings, data: Data, accelerator: Accelerator, folder: Path, run_stages: RunStages
 ) -> None:
-    """Fine-tune the run's backbone at two smaller sizes, unless that is done already, with the settings of the stage backbone.
+    """Fine-tune the run's backbone at smaller sizes, unless that is done already, with the settings of the stage glance.
 
     Each starts from the run's backbone and is kept in its folder as, for example, rival-160.safetensors. Its checkpoint is in
     rival-160/ until it is done.
@@ -238,9 +246,11 @@ def tune_rivals(
     if net is None:
         return
     network, costs = settings.network, count_costs(settings.network)
-    image_hw, patch_px = image_size(data.val, network), patch_side(net.focus_encoder)
-    sizes = sizes_with_costs(network, image_hw, patch_px, costs.macs_after_look[0])
-    for name in map(rival_name, sizes_to_tune(sizes, costs)):
+    image_hw, token_px = image_size(data.val, network), patch_side(net.focus_encoder)
+    sizes = sizes_with_costs(network, image_hw, token_px, costs.macs_after_look[0])
+    # The network's own views of the whole image were trained in the same way already; small sizes first, they take least time.
+    own = {(view.px, view.px) for view in (network.glance_view, *network.candidates) if view.is_whole}
+    for name in [rival_name(size) for size in reversed(sizes_to_tune(sizes, costs)) if size not in own]:
         if (folder / f"{name}.safetensors").exists():
             continue
         net = load_backbone(settings, folder)
@@ -249,7 +259,10 @@ def tune_rivals(
         if accelerator.is_main_process:
             (folder / name).mkdir(exist_ok=True)
         accelerator.wait_for_everyone()
-        run_stages(TrainingContext(net, data, settings, accelerator), folder / name, [name])
+        context = TrainingContext(net, data, settings, accelerator)
+        if settings.is_taught(name):
+            context.teacher = open_teacher(Path(settings.teacher or folder / BACKBONE_FILE), context)
+        run_stages(context, folder / name, [name])
         if accelerator.is_main_process:
             save_weights(folder / f"{name}.safetensors", net.focus_encoder.backbone)
             shutil.rmtree(folder / name)
@@ -270,11 +283,16 @@ def finish_bundle(
         "images": {name: len(split) for name, split in splits.items() if split is not None},
     }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
+    if settings.calibrate and len(data.val) > 1:
+        bundle.temperatures = fit_temperatures(net, data.val, workers=settings.data.workers, device=bundle.device)
     record = _record_of_validation(bundle, data, settings, folder)
     table = look_table(bundle, record)
     if len(table) > 1:
         bundle.curve = solve_curve(table)
-        bundle.thresholds = frozen(solve_within(table, None).tolist())
+        # A network with a view of the whole image can spend more than the plain backbone; by default it must not.
+        limit = bundle.costs.backbone_macs if table.dearest > bundle.costs.backbone_macs else None
+        spare = SPARE if limit is None else SPARE_OF_WHOLE_VIEWS
+        bundle.thresholds = frozen(solve_within(table, limit, spare=spare).tolist())
     bundle.notes |= {
         "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
         "thresholds_chosen_on": f"{settings.data.source}, val",

@@ -54,6 +54,8 @@ class InitialiseSettings:
     evidence_weight  weight of a second loss of the glance encoder (beyond the paper; 0: none). Its feature map learns to show where
                the focus encoder, which sees the whole image, finds its evidence for the label. Labels alone teach a glance
                little about small objects.
+    distill    weight of the divergence from the answers of the trained backbone, see teacher.py (beyond the paper); labels have the
+               rest. For glances and for rivals at smaller sizes: small inputs learn far more from it than from labels.
     """
 
     epochs: Epochs = 90
@@ -64,6 +66,7 @@ class InitialiseSettings:
     warmup: Share = 0.0
     fresh: bool = False
     evidence_weight: Weight = 0.0
+    distill: Share = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -98,6 +101,11 @@ class RecogniseSettings:
     mistaken_glances  share of the images whose glance memory in the classifier is replaced by that of another image (beyond the
                      paper). The classifier learns that patches may contradict a glance, which happens more often in new images
                      than in those that the glance encoder was trained on; 0: none
+    distill          as in the stage glance, for the answer after every look and for the encoders' own heads
+    aims             stage I only. random: at random places, as in the paper. evidence: where the trained backbone finds its
+                     evidence for the label, with noise of `deviation` (beyond the paper)
+    random_share     share of the images that are aimed at random nevertheless, in stages I and III
+    warmup           as in the stage glance
     """
 
     epochs: Epochs = 60
@@ -109,6 +117,10 @@ class RecogniseSettings:
     freeze_encoders: bool = False
     deviation: PartialShare = 0.0
     mistaken_glances: PartialShare = 0.0
+    distill: Share = 0.0
+    aims: Literal["random", "evidence"] = "random"
+    random_share: Share = 0.0
+    warmup: Share = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -225,8 +237,10 @@ class TrainSettings:
     stages   they run in this order
     rounds   how often stages II and III run; the policy continues from where it was (beyond the paper)
     effort   the option of the user; the epochs were already scaled by it
+    teacher  weights of the same backbone, trained on the same classes, to learn from; None: the run's own, from the stage backbone
     rivals   what the run is compared with at its end: the backbone on resized images without further training (as-is), or also
-             fine-tuned at two smaller sizes with the epochs of the stage backbone (tuned)
+             fine-tuned at several smaller sizes with the settings of the stage glance (tuned)
+    calibrate         fit one temperature for each look to the validation images, so that confidences of all looks can be compared
     keep_statistics   batch norms keep the mean and variance of their pretrained weights, and are not updated: those of a few
                       images are too noisy, see docs/train.md
     keep_glances_mib  glances of a frozen encoder at images that are not augmented are encoded once per stage and kept, if all of
@@ -237,6 +251,7 @@ class TrainSettings:
     network: NetworkSettings
     weights: str | None = None
     start: str | None = None
+    teacher: str | None = None
     stages: tuple[str, ...] = ("backbone", "glance", "recognise", "aim", "finetune")
     rounds: Rounds = 1
     batch_size: TrainBatchSize = 256
@@ -245,6 +260,7 @@ class TrainSettings:
     precision: Literal["no", "bf16", "fp16"] = "no"
     accumulation: BatchSize = 1
     checkpoint_minutes: Minutes = 5.0
+    calibrate: bool = False
     keep_statistics: bool = False
     keep_glances_mib: Mebibytes = 1024
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
@@ -264,6 +280,7 @@ class TrainSettings:
         self._check_order()
         self._check_small_scenes()
         self._check_evidence()
+        self._check_teacher()
         if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
             raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
 
@@ -337,6 +354,27 @@ class TrainSettings:
                     f"with {name}.evidence_weight the stage {name} learns from the focus encoder where objects are, so the stages "
                     "small and backbone must come before it."
                 )
+
+    def is_taught(self, stage: str) -> bool:
+        """Whether a stage learns from the trained backbone."""
+        own = getattr(self, "glance" if stage not in STAGES else stage)  # a rival is trained as the glance is
+        by_evidence = stage == "recognise" and own.aims == "evidence"
+        return by_evidence or getattr(own, "distill", 0) > 0 or (stage == "point" and self.is_taught("recognise"))
+
+    def _check_teacher(self) -> None:
+        """A stage that learns from the backbone must come after it."""
+        for name in ("small", "backbone", "small_glance"):
+            if getattr(self, name).distill > 0:
+                raise BadSetting(
+                    f"{name}.distill has no use: only the stages glance, recognise and finetune learn from the backbone."
+                )
+        taught = [name for name in self.stages if self.is_taught(name)]
+        if taught and self.teacher is None and "backbone" not in self.stages[: self.stages.index(taught[0])]:
+            raise BadSetting(
+                f"the stage {taught[0]} learns from the trained backbone, so the stage backbone must come before it. Add it, give "
+                f"trained weights with --teacher, or set {taught[0]}.distill=0"
+                + (" and recognise.aims=random." if self.is_taught("recognise") else ".")
+            )
 
     def plan(self) -> list[str]:
         """The stages in the order in which they run: as given, with II and III repeated `rounds` times."""

@@ -1,12 +1,14 @@
 """What all stages share: their context, one update of an optimiser, and glances of a frozen encoder that are encoded once."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
@@ -14,14 +16,16 @@ from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadRun
 from glancefocus.interrupts import interruptible
-from glancefocus.look import Look
+from glancefocus.look import Look, Scene, as_batch
 from glancefocus.loop import KnownGlance, LookingNetwork
-from glancefocus.network.encoder import Encoding
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import GLANCE_WEIGHT, Encoding, SummedClassifier
 from glancefocus.progress import Progress
-from glancefocus.scene import Scene, as_batch
 from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState
 from glancefocus.training.settings import STAGES, TrainSettings
+
+if TYPE_CHECKING:
+    from glancefocus.training.teacher import Teacher
 
 
 @dataclass
@@ -30,6 +34,7 @@ class TrainingContext:
 
     on_progress     is called with (what, done, total) during long computations
     known_evidence  of the training images; slow to compute, so it is kept for all stages that need it
+    teacher         the trained backbone that stages learn from; None: no stage so far needs it
     """
 
     net: GlanceFocus
@@ -38,6 +43,7 @@ class TrainingContext:
     accelerator: Accelerator
     on_progress: Progress | None = None
     known_evidence: KnownEvidence | None = None
+    teacher: "Teacher | None" = None
 
     @property
     def workers(self) -> int:
@@ -187,7 +193,7 @@ def what_to_lower(stage: str, settings: TrainSettings) -> str:
         "recognise": "recognise.encoder_lr and recognise.classifier_lr",
         "finetune": "finetune.encoder_lr and finetune.classifier_lr",
         "joint": "joint.encoder_lr, joint.classifier_lr and aim.lr",
-    }.get(stage, f"{stage if stage in STAGES else 'backbone'}.lr")  # rivals are tuned as the backbone was
+    }.get(stage, f"{stage if stage in STAGES else 'glance'}.lr")  # rivals are tuned like the glance encoder
     return f"Lower {rates}" + ("" if settings.precision == "no" else ", or leave out --precision,")
 
 
@@ -312,6 +318,66 @@ class FrozenGlances:
                     kept.look(as_batch(images.to(device), view), torch.as_tensor(rows))
                     if context.on_progress is not None and not kept.full:
                         context.on_progress("encoding glances", rows[-1] + 1, len(split))
+
+
+LEAST_FOR_WEIGHTS = 30
+"""With fewer held-out images the weights of summed answers stay as they are."""
+
+
+def weigh_looks(context: TrainingContext) -> None:
+    """Fit the weights of a summed classifier to the validation images; other classifiers are left as they are.
+
+    The weights minimise the cross-entropy after every sequence of one or two focus looks, at the places that the policy aims at.
+    """
+    net, split = context.net, context.data.val
+    if not isinstance(net.classifier, SummedClassifier) or net.settings.looks < 2 or len(split) < LEAST_FOR_WEIGHTS:
+        return
+    net.eval()
+    candidates, view, device = range(len(net.candidates)), net.settings.view, context.accelerator.device
+    answers: list[list[Tensor]] = [[] for _ in range(len(candidates) + 1)]
+    labels = []
+    with torch.inference_mode(), interruptible():
+        order = in_order(len(split), WEIGHING_BATCH)
+        for images, truth in scene_batches(split, view, order, None, context.workers):
+            glance = net.glance(as_batch(images.to(device), view))
+            looks = [*(net.focus(glance, net.policy.aim(glance, each)) for each in candidates), glance]
+            for own, look in zip(answers, looks, strict=True):
+                own.append(net.own_answer(look).float().cpu())
+            labels.append(truth)
+    weight = fitted_weights([torch.cat(own) for own in answers], torch.cat(labels), two=net.settings.looks > 2)
+    net.classifier.weight.copy_(weight.to(device))
+
+
+WEIGHING_BATCH = 24
+
+
+def fitted_weights(answers: list[Tensor], labels: Tensor, *, two: bool) -> Tensor:
+    """(K + 1,) the weights of answers (N, classes) of each candidate and, last, of the glance.
+
+    two  also fit the sums of two focus looks
+    """
+    first = torch.tensor([1.0] * (len(answers) - 1) + [GLANCE_WEIGHT])
+    candidates = range(len(answers) - 1)
+    sums = [[each] for each in candidates]
+    if two:
+        sums += [[one, other] for one, other in itertools.combinations(candidates, 2)]
+    log_weight = first.log().requires_grad_()
+    optimizer = torch.optim.LBFGS([log_weight], max_iter=60, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        weight = log_weight.exp()
+        after = [sum((weight[each] * answers[each] for each in looks), weight[-1] * answers[-1]) for looks in sums]
+        mean = torch.stack([F.cross_entropy(logits, labels) for logits in after]).mean()
+        # As if one more image spoke for the weights that we start with: few images cannot move them far.
+        total = mean + (log_weight - first.log()).square().sum() / len(labels)
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    with torch.enable_grad(), torch.inference_mode(False):
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    found = log_weight.detach().exp()
+    return found if bool(found.isfinite().all()) else first
 
 
 def is_trained(module: nn.Module) -> bool:

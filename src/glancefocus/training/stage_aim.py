@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from glancefocus.data.splits import Split
 from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
-from glancefocus.look import Aim, Look
+from glancefocus.look import Aim, Look, Scene, as_batch
 from glancefocus.loop import LookingNetwork
-from glancefocus.network.policy import LearntPolicy, RandomCandidates
-from glancefocus.scene import Scene, as_batch
+from glancefocus.network.modules import LearntPolicy
+from glancefocus.network.policy import RandomCandidates
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_kind, check_number, check_tensors
 from glancefocus.training.episode import (
@@ -41,9 +41,17 @@ from glancefocus.training.episode import (
     random_places,
     the_answer,
 )
-from glancefocus.training.initialise import BackboneEvidence, Places, aims_at, room_px
 from glancefocus.training.settings import AimSettings, PolicyTraining
-from glancefocus.training.stage import FrozenGlances, Moment, NonFinite, TrainingContext, take_step, train_only
+from glancefocus.training.stage import (
+    FrozenGlances,
+    Moment,
+    NonFinite,
+    TrainingContext,
+    take_step,
+    train_only,
+    weigh_looks,
+)
+from glancefocus.training.teacher import BackboneEvidence, Places, aims_at, room_px
 
 
 class PolicyStep(nn.Module):
@@ -59,7 +67,11 @@ class PolicyStep(nn.Module):
             assert following.aim is not None
             perceived = self.policy.perceive(look.map, look.candidate)
             memory = self.policy.remember(
-                perceived, look.candidate, self.policy.next_code(following.aim.candidate, perceived), memory
+                perceived,
+                look.candidate,
+                self.policy.next_code(following.aim.candidate, perceived),
+                memory,
+                self.policy.place_of(look),
             )
             means.append(self.policy.mean(memory))
             values.append(self.policy.value(memory))
@@ -255,6 +267,7 @@ class AimStage:
         self.glances.forget()
         if self.best_policy:
             self.context.net.policy.load_state_dict(self.best_policy)
+        weigh_looks(self.context)
 
     def state(self) -> TorchState:
         return {"best_accuracy": self.best_accuracy, "best_policy": self.best_policy}
@@ -282,15 +295,18 @@ def pointing_loss(
     the middle between them.
 
     means  (L, B, 2) of the aims between the looks
-    views  the candidate views of the network
+    views  the candidate views of the network; looks at the whole image have no place, and add nothing
     """
-    losses, extents = [], torch.tensor([view.extent_px(*image_hw) for view in views], device=means.device)
+    losses, device = [], means.device
+    extents = torch.tensor([min(image_hw) if v.is_whole else v.extent_px(*image_hw) for v in views], device=device)
+    has_place = torch.tensor([float(not view.is_whole) for view in views], device=device)
     for mean, look in zip(means, looks[1:], strict=True):
         assert look.aim is not None
         px = extents[look.aim.candidate]
-        away = (mean - aims_at(places.centre, image_hw, px)) * room_px(image_hw, px, mean.device)
+        away = (mean - aims_at(places.centre, image_hw, px)) * room_px(image_hw, px, device)
         near = NEAR * px.reshape(-1, 1)
-        losses.append((places.weight * (away / near).square().sum(dim=1).log1p()).mean())
+        weight = places.weight * has_place[look.aim.candidate]
+        losses.append((weight * (away / near).square().sum(dim=1).log1p()).mean())
     return torch.stack(losses).mean()
 
 
@@ -307,8 +323,15 @@ class PointStage(AimStage):
         net = self.context.net
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
-            places = self.evidence.places(images, labels, moment)
-            explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
+            teacher = self.context.teacher
+            places = (
+                self.evidence.places(images, labels, moment)
+                if teacher is None
+                else teacher.lesson(images, labels, moment).places
+            )
+            aimed = [number for number, view in enumerate(net.candidates) if not view.is_whole]
+            drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
+            explorer = ExploringPolicy(drawn, deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
         means, values = self.step(looks)

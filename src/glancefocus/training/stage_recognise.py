@@ -3,21 +3,29 @@
 See section 3.3 of the paper; the joint stage is beyond it.
 """
 
-import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.data.splits import Split
+from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
-from glancefocus.look import Look
+from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import RandomCandidates, RandomPolicy
-from glancefocus.scene import as_batch
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
-from glancefocus.training.episode import ExploringPolicy, FixedPolicy, MistakenGlances, accuracy_after, play
+from glancefocus.training.episode import (
+    ExploringPolicy,
+    FixedPolicy,
+    MistakenGlances,
+    SometimesRandom,
+    accuracy_after,
+    play,
+)
 from glancefocus.training.settings import JointSettings, RecogniseSettings
 from glancefocus.training.stage import (
     FrozenGlances,
@@ -27,16 +35,28 @@ from glancefocus.training.stage import (
     make_optimizer,
     set_rates,
     train_only,
+    weigh_looks,
 )
 from glancefocus.training.stage_aim import AimStage, improve_policy, play_and_reward
+from glancefocus.training.teacher import Places, TaughtAims, taught_loss
 
 
-def recognition_loss(net: GlanceFocus, looks: list[Look], labels: Tensor, own_head_weight: float) -> Tensor:
-    """Eq. 9: the mean over looks of the classifier's cross-entropy plus, weighted, that of the encoder's own head."""
-    answers = torch.stack([F.cross_entropy(look.logits.float(), labels) for look in looks])
+def recognition_loss(
+    net: GlanceFocus,
+    looks: list[Look],
+    labels: Tensor,
+    own_head_weight: float,
+    taught: Tensor | None = None,
+    distill: float = 0.0,
+) -> Tensor:
+    """Eq. 9: the mean over looks of the classifier's cross-entropy plus, weighted, that of the encoder's own head.
+
+    taught, distill  see taught_loss (beyond the paper)
+    """
+    answers = torch.stack([taught_loss(look.logits, labels, taught, distill) for look in looks])
     if own_head_weight == 0:
         return answers.mean()
-    own = torch.stack([F.cross_entropy(net.own_answer(look).float(), labels) for look in looks])
+    own = torch.stack([taught_loss(net.own_answer(look), labels, taught, distill) for look in looks])
     return (answers + own_head_weight * own).mean()
 
 
@@ -50,15 +70,29 @@ class RecogniseStep(nn.Module):
         self.glances = glances
 
     def forward(
-        self, images: Tensor, labels: Tensor, policy: Policy, generator: torch.Generator, rows: Tensor | None = None
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator,
+        aims: Callable[[torch.Generator, tuple[int, int], Places | None], Policy],
+        rows: Tensor | None = None,
+        taught: Tensor | None = None,
+        centre: Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, list[float]]:
+        """The loss and the accuracy after each look.
+
+        aims                    makes the policy of this batch
+        taught, centre, weight  the teacher's lesson, where there is one
+        """
+        places = None if centre is None or weight is None else Places(centre, weight)
+        policy = aims(generator, (int(images.shape[-2]), int(images.shape[-1])), places)
         scene = as_batch(images, self.net.settings.view)
         looking = self.glances.network(scene, rows)
         if self.settings.mistaken_glances > 0:
-            remember = functools.partial(self.net.classifier.remember, memory=None)
-            looking = MistakenGlances(looking, remember, self.settings.mistaken_glances, generator)
+            looking = MistakenGlances(looking, self.net.remember_glance, self.settings.mistaken_glances, generator)
         looks = play(looking, scene, self.net.settings.looks, policy)
-        loss = recognition_loss(self.net, looks, labels, self.settings.own_head_weight)
+        loss = recognition_loss(self.net, looks, labels, self.settings.own_head_weight, taught, self.settings.distill)
         return loss, accuracy_after(looks, labels)
 
 
@@ -74,21 +108,38 @@ class RecogniseStage:
         self.epochs = self.settings.epochs
         settings, net = self.settings, context.net
         self.train_mode()
-        groups = [{"params": list(net.classifier.parameters()), "lr": settings.classifier_lr}]
+        groups = []
+        if own := list(net.classifier.parameters()):
+            groups.append({"params": own, "lr": settings.classifier_lr})
         encoders = [p for e in self._trained_encoders() for p in e.parameters()]
         if encoders:
             groups.append({"params": list(dict.fromkeys(encoders)), "lr": settings.encoder_lr})
+        if not groups:
+            raise BadSetting(
+                f"the stage {self.name} has nothing to train: the encoders are frozen, and summed answers need no training. Leave "
+                f"the stage out, or set {self.name}.freeze_encoders=false."
+            )
         optimizer = make_optimizer("sgd", groups, settings.weight_decay)
         self.glances = FrozenGlances(context, self.epochs)
+        self.teacher = context.teacher if context.settings.is_taught(self.name) else None
         self.step, self.optimizer = context.accelerator.prepare(RecogniseStep(net, settings, self.glances), optimizer)
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
-        """The policy that aims; with each_row (validation) patch sizes are drawn for each image, otherwise for each batch."""
+        """The policy that aims; with each_row (validation) candidate views are drawn for each image, otherwise for each batch."""
         return RandomPolicy(range(len(self.context.net.settings.candidates)), generator, each_row=each_row)
 
-    def learning_aims(self, generator: torch.Generator) -> Policy:
-        """The policy that aims during training."""
-        return self.aims(generator)
+    def learning_aims(
+        self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
+    ) -> Policy:
+        """The policy that aims during training; places: of the teacher's evidence in images of this size."""
+        settings = self.settings
+        if places is None or settings.aims == "random":
+            return self.aims(generator)
+        # An encoder of its own for whole images stays the plain backbone: there is nothing to train with such views.
+        net = self.context.net
+        views = {n: v for n, v in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder}
+        deviation, random_share = settings.deviation, settings.random_share
+        return TaughtAims(places, image_hw, views, generator, deviation=deviation, random_share=random_share)
 
     def begin(self) -> None:
         pass
@@ -103,9 +154,11 @@ class RecogniseStage:
         return [net.focus_encoder] if settings.freeze_glance else [net.glance_encoder, net.focus_encoder]
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
-        set_rates(self.optimizer, moment.progress)
-        policy = self.learning_aims(moment.generator)
-        more = {"policy": policy, "generator": moment.generator, "rows": moment.rows}
+        set_rates(self.optimizer, moment.progress, self.settings.warmup)
+        more: dict[str, Any] = {"aims": self.learning_aims, "generator": moment.generator, "rows": moment.rows}
+        if self.teacher is not None:
+            lesson = self.teacher.lesson(images, labels, moment)
+            more |= {"taught": lesson.answers, **lesson.places._asdict()}
         loss, accuracy = descend(self.context, self.step, self.optimizer, images, labels, **more)
         return {"loss": loss, "accuracy": accuracy}
 
@@ -122,6 +175,7 @@ class RecogniseStage:
 
     def finish(self) -> None:
         self.glances.forget()
+        weigh_looks(self.context)
 
     def state(self) -> TorchState:
         return {}
@@ -138,9 +192,13 @@ class FinetuneStage(RecogniseStage):
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         return FixedPolicy(RandomCandidates(self.context.net.policy, generator, each_row=each_row))
 
-    def learning_aims(self, generator: torch.Generator) -> Policy:
-        aims = self.aims(generator)
-        return ExploringPolicy(aims, self.settings.deviation, generator) if self.settings.deviation > 0 else aims
+    def learning_aims(
+        self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
+    ) -> Policy:
+        aims, settings = self.aims(generator), self.settings
+        if settings.deviation > 0:
+            aims = ExploringPolicy(aims, settings.deviation, generator)
+        return SometimesRandom(aims, settings.random_share, generator) if settings.random_share > 0 else aims
 
 
 def distillation_loss(looks: list[Look]) -> Tensor:
@@ -181,10 +239,9 @@ class JointStage(AimStage):
         self.joint = joint
         self.epochs = joint.epochs
         encoders = list(dict.fromkeys([*net.glance_encoder.parameters(), *net.focus_encoder.parameters()]))
-        groups = [
-            {"params": list(net.classifier.parameters()), "lr": joint.classifier_lr},
-            {"params": encoders, "lr": joint.encoder_lr},
-        ]
+        groups = [{"params": encoders, "lr": joint.encoder_lr}]
+        if own := list(net.classifier.parameters()):
+            groups.insert(0, {"params": own, "lr": joint.classifier_lr})
         train_only(context, [net.glance_encoder, net.focus_encoder, net.classifier])
         self.recognise_step, self.recognise_optimizer = context.accelerator.prepare(
             JointStep(net, joint), make_optimizer("sgd", groups, joint.weight_decay)

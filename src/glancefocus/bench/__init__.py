@@ -1,1 +1,0 @@
-"""Wall clock: how long looks take, against the plain backbone, and where the time goes."""

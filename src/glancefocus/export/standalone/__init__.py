@@ -1,1 +1,0 @@
-"""What is copied into exported folders: `predict.py`, which imports nothing else of this project."""

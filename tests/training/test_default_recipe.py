@@ -1,0 +1,50 @@
+"""`gf train FOLDER` with nothing but a small backbone: the default recipe from pictures to a bundle that answers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import glancefocus as gf
+from glancefocus.network.build import count_parameters
+from glancefocus.training.recipes import train_settings
+from glancefocus.training.run import train
+
+COLOURS = {"red": (200, 60, 60), "green": (60, 200, 60)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pictures of 40x48 px: a coloured square at a random place on noise."""
+    generator = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (tmp_path / "squares" / name).mkdir(parents=True)
+        for number in range(30):
+            pixels = generator.integers(0, 100, (40, 48, 3), dtype=np.uint8)
+            top, left = generator.integers(0, 24), generator.integers(0, 32)
+            pixels[top : top + 16, left : left + 16] = colour
+            Image.fromarray(pixels).save(tmp_path / "squares" / name / f"{number}.png")
+    return tmp_path / "squares"
+
+
+def test_the_default_recipe_learns_plans_judges_and_answers(folder: Path, tmp_path: Path) -> None:
+    few = ["backbone.epochs=4", "glance.epochs=2", "recognise.epochs=2", "point.epochs=1", "network.policy.units=8"]
+    settings = train_settings(str(folder), backbone="test_resnet", changes={"weights": "none"}, assignments=few)
+    assert settings.network.focus == ("0.8@32", "whole@64")
+    assert settings.network.whole_encoder
+    bundle = train(settings, tmp_path / "run", quiet=True, planned=True, reported=True)
+    assert (tmp_path / "run" / "report" / "report.html").is_file()
+    assert bundle.temperatures is not None
+    assert bundle.notes["verdict"]["outcome"] != "no rivals"
+    # By default it never costs more than the backbone.
+    spent = bundle.predict(sorted(folder.glob("*/*.png"))).cost_macs
+    assert float(spent.mean()) <= bundle.costs.backbone_macs
+    again = gf.load(tmp_path / "run" / "bundle", device="cpu")
+    outcome = again.predict(folder / "red" / "0.png", looks=3)
+    assert outcome.looks.tolist() == [3]
+    # The encoder of whole images is the backbone as its stage left it.
+    net = bundle.net
+    assert net.whole_encoder is not None
+    parameters = sum(weight.numel() for weight in net.parameters())
+    assert count_parameters(settings.network) == parameters

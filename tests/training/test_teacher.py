@@ -1,0 +1,207 @@
+"""What stages learn from the trained backbone: its answers, its evidence, and how looks are weighed."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import glancefocus as gf
+from glancefocus.data.splits import MemorySplit
+from glancefocus.errors import BadSetting
+from glancefocus.look import Look
+from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
+from glancefocus.settings import View, ViewSettings, from_plain
+from glancefocus.training.checkpoint import load_checkpoint, save_weights
+from glancefocus.training.episode import SometimesRandom
+from glancefocus.training.run import train
+from glancefocus.training.settings import TrainSettings
+from glancefocus.training.stage import Moment, TrainingContext, fitted_weights, weigh_looks
+from glancefocus.training.teacher import TEMPERATURE, Places, TaughtAims, Teacher, open_teacher, taught_loss
+
+SIDE_PX = 64
+VIEW = ViewSettings(fit="whole", height_px=SIDE_PX, width_px=SIDE_PX)
+
+
+def small_net(**changes: Any) -> GlanceFocus:
+    options = {"glance_px": 32, "focus": ["32", "whole@48"], "looks": 3, "classifier": "summed", **changes}
+    return gf.create(backbone="test_resnet", classes=3, seed=0, view=VIEW, **options)
+
+
+def noise(count: int, seed: int = 0, **more: Any) -> MemorySplit:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, SIDE_PX, SIDE_PX), dtype=torch.uint8, generator=generator)
+    return MemorySplit(images, torch.arange(count) % 3, VIEW, **more)
+
+
+@pytest.fixture
+def context(context_of: Callable[..., TrainingContext]) -> TrainingContext:
+    network = {"backbone": "test_resnet", "classes": 3}
+    return context_of(small_net(), noise(20), noise(40, 1), network=network, batch_size=4)
+
+
+def look_of(count: int) -> Look:
+    with torch.inference_mode():
+        return small_net().glance(torch.zeros(count, 3, SIDE_PX, SIDE_PX))
+
+
+def test_without_a_teacher_the_loss_is_the_cross_entropy() -> None:
+    logits, labels = torch.tensor([[math.log(3.0), 0.0]]), torch.tensor([1])
+    assert float(taught_loss(logits, labels, None, 0.7)) == pytest.approx(math.log(4))
+    assert float(taught_loss(logits, labels, logits, 0.0)) == pytest.approx(math.log(4))
+
+
+def test_the_divergence_from_the_teacher_is_that_of_softened_answers() -> None:
+    logits, labels = torch.zeros(1, 2), torch.tensor([0])
+    # At temperature 2 the teacher's odds of 9 to 1 become 3 to 1.
+    taught = torch.tensor([[math.log(9.0), 0.0]])
+    divergence = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    expected = 0.6 * math.log(2) + 0.4 * TEMPERATURE**2 * divergence
+    assert TEMPERATURE == 2.0
+    assert float(taught_loss(logits, labels, taught, 0.4)) == pytest.approx(expected)
+
+
+def test_lessons_are_what_the_backbone_says_of_the_whole_image(context: TrainingContext) -> None:
+    encoder = context.net.focus_encoder
+    teacher = Teacher(encoder, context)
+    rows = torch.tensor([7, 2, 11])
+    images, labels = next(iter(context.data.train.batches([rows.tolist()])))
+    lesson = teacher.lesson(images, labels, Moment(0.0, torch.Generator(), rows, 5))
+    with torch.inference_mode():
+        expected = encoder.own_head(encoder(images).vector)
+    torch.testing.assert_close(lesson.answers, expected, rtol=0, atol=1e-4)
+    assert lesson.places.centre.shape == (3, 2)
+
+
+def test_a_teacher_does_not_change_with_the_network(context: TrainingContext) -> None:
+    teacher = Teacher(context.net.focus_encoder, context)
+    images, labels = next(iter(context.data.train.batches([[0, 1]])))
+    before = teacher.lesson(images, labels, Moment(0.0, torch.Generator()))
+    with torch.no_grad():
+        for weight in context.net.focus_encoder.parameters():
+            weight.zero_()
+    after = teacher.lesson(images, labels, Moment(0.0, torch.Generator()))
+    assert torch.equal(before.answers, after.answers)
+
+
+def test_kept_lessons_do_not_depend_on_the_order_of_the_batches(context: TrainingContext) -> None:
+    kept = []
+    for order in ([0, 1, 2, 3], [3, 9, 0, 1]):
+        teacher = Teacher(context.net.focus_encoder, context)
+        rows = torch.tensor(order)
+        images, labels = next(iter(context.data.train.batches([order])))
+        lesson = teacher.lesson(images, labels, Moment(0.0, torch.Generator(), rows, 1))
+        kept.append(dict(zip(order, lesson.answers, strict=True)))
+    assert torch.equal(kept[0][3], kept[1][3])
+    assert torch.equal(kept[0][0], kept[1][0])
+
+
+def test_a_teacher_of_other_classes_is_refused(context: TrainingContext, tmp_path: Path) -> None:
+    other = gf.create(backbone="test_resnet", classes=4, view=VIEW, glance_px=32, focus="32")
+    save_weights(tmp_path / "other.safetensors", other.focus_encoder.backbone)
+    with pytest.raises(BadSetting, match=r"cannot be the teacher of a test_resnet with 3 classes"):
+        open_teacher(tmp_path / "other.safetensors", context)
+    save_weights(tmp_path / "own.safetensors", context.net.focus_encoder.backbone)
+    assert isinstance(open_teacher(tmp_path / "own.safetensors", context), Teacher)
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes", "sentence"),
+    [
+        (["glance"], {"glance": {"distill": 0.5}}, "glance learns from the trained backbone"),
+        (["recognise", "aim"], {"recognise": {"aims": "evidence"}}, "recognise learns from the trained backbone"),
+        (["backbone"], {"backbone": {"distill": 0.5}}, "backbone.distill has no use"),
+    ],
+)
+def test_a_stage_that_learns_from_the_backbone_comes_after_it(
+    stages: list[str], changes: dict[str, Any], sentence: str
+) -> None:
+    plain = {"data": {"source": "here"}, "network": {"backbone": "resnet18"}, "stages": stages, **changes}
+    with pytest.raises(BadSetting, match=sentence):
+        from_plain(TrainSettings, plain)
+    if "teacher" not in plain and stages != ["backbone"]:
+        assert from_plain(TrainSettings, {**plain, "teacher": "a.safetensors"}).is_taught(stages[0])
+        assert from_plain(TrainSettings, {**plain, "stages": ["backbone", *stages]}).is_taught(stages[0])
+
+
+def test_taught_aims_put_the_square_around_the_evidence() -> None:
+    look = look_of(3)
+    centre = torch.tensor([[32.0, 32.0], [0.0, 64.0], [20.0, 30.0]])
+    places = Places(centre, torch.ones(3))
+    aims = TaughtAims(places, (64, 64), {0: View(16, 16)}, torch.Generator(), deviation=0.0, random_share=0.0)
+    # A square of 16 px can be moved by 48 px: its centre is at 8 + 48 y.
+    expected = torch.tensor([[0.5, 0.5], [0.0, 1.0], [12 / 48, 22 / 48]])
+    torch.testing.assert_close(aims.aim(look).where, expected)
+
+
+def test_taught_aims_are_random_where_evidence_has_no_place() -> None:
+    look, places = look_of(200), Places(torch.full((200, 2), 32.0), torch.zeros(200))
+    aims = TaughtAims(places, (64, 64), {0: View(16, 16)}, torch.Generator(), deviation=0.0, random_share=0.0)
+    assert float(aims.aim(look).where.std()) > 0.2
+
+
+@pytest.mark.parametrize(("share", "moved"), [(0.0, 0), (1.0, 50)])
+def test_a_share_of_the_aims_is_random(share: float, moved: int) -> None:
+    look = look_of(50)
+    centre = TaughtAims(
+        Places(torch.full((50, 2), 32.0), torch.ones(50)),
+        (64, 64),
+        {0: View(16, 16)},
+        torch.Generator(),
+        deviation=0.0,
+        random_share=0.0,
+    )
+    where = SometimesRandom(centre, share, torch.Generator()).aim(look).where
+    assert int((where != 0.5).any(dim=1).sum()) == moved
+
+
+def test_weights_follow_what_answers_are_worth_on_held_out_images() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (300,), generator=generator)
+    good = 4 * torch.nn.functional.one_hot(labels, 3).float() + torch.randn(300, 3, generator=generator)
+    bad, glance = 4 * torch.randn(300, 3, generator=generator), 4 * torch.randn(300, 3, generator=generator)
+    weight = fitted_weights([good, bad, glance], labels, two=True)
+    assert weight[0] > 5 * weight[1]
+    assert weight[0] > 5 * weight[2]
+    assert bool((weight > 0).all())
+
+
+def test_few_images_move_weights_little() -> None:
+    labels = torch.tensor([0, 1])
+    answers = [torch.randn(2, 2, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    weight = fitted_weights(answers, labels, two=False)
+    assert float((weight / torch.tensor([1.0, 1.0, GLANCE_WEIGHT])).log().abs().max()) < 1.0
+
+
+def test_looks_are_weighed_with_validation_images(context: TrainingContext) -> None:
+    classifier = context.net.classifier
+    assert isinstance(classifier, SummedClassifier)
+    before = classifier.weight.clone()
+    weigh_looks(context)
+    assert not torch.equal(before, classifier.weight)
+    assert "classifier.weight" in context.net.state_dict()
+
+
+TAUGHT = {
+    "stages": ["backbone", "glance", "recognise", "point", "finetune"],
+    "glance": {"distill": 0.7},
+    "recognise": {"distill": 0.7, "aims": "evidence", "deviation": 0.1, "random_share": 0.3, "freeze_glance": True},
+    "finetune": {"distill": 0.7, "random_share": 0.3, "freeze_glance": True},
+    "network": {"focus": ["32"], "classifier": "summed", "policy": {"units": 8, "conv_channels": 2, "place": True}},
+}
+
+
+def test_a_resumed_run_learns_the_same_from_its_backbone(tiny_run: ModuleType, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(tiny_run.tiny_settings(**TAUGHT), whole, quiet=True)
+    for stages in (TAUGHT["stages"][:2], TAUGHT["stages"][:3], TAUGHT["stages"]):
+        train(tiny_run.tiny_settings(**{**TAUGHT, "stages": stages}), parts, quiet=True)
+    one, other = load_checkpoint(whole / "last.ckpt"), load_checkpoint(parts / "last.ckpt")
+    assert one is not None
+    assert other is not None
+    assert one.net.keys() == other.net.keys()
+    assert all(torch.equal(one.net[name], other.net[name]) for name in one.net)
