@@ -106,16 +106,19 @@ def lines(file: Path, kind: str) -> list[Any]:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """{name: (step, value) of every event} in the event files of a run, those that appear twice included."""
+    """{name: (step, value) of every event} in the event files of a run by step, those that appear twice included.
+
+    The names of event files end in a counter without leading zeros, so their order is not the order of writing.
+    """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     found: dict[str, list[tuple[int, float]]] = {}
-    for file in sorted((folder / "tensorboard").glob("events*")):
+    for file in (folder / "tensorboard").glob("events*"):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     found.setdefault(value.tag, []).append((event.step, value.tensor.float_val[0]))
-    return found
+    return {name: sorted(values) for name, values in found.items()}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
