@@ -92,7 +92,7 @@ VISITS: dict[str, tuple[int, int, int]] = {
 PHOTO_VISITS = VISITS | {
     "backbone": (15000, 3, 15),
     "glance": (25000, 4, 25),
-    "recognise": (16000, 3, 20),
+    "recognise": (25000, 4, 25),
     "point": (9000, 2, 10),
 }
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
@@ -176,7 +176,7 @@ def _with_lessons(recipe: Recipe, rate: float, fitting: Fitting) -> Recipe:
     """The recipe for photographs: all small inputs learn from the backbone, the policy from its evidence; no reinforcement."""
     lesson = {"distill": 0.7}
     epochs: int = recipe["recognise"]["epochs"]
-    taught = {"encoder_lr": 2 * rate, "own_head_weight": 2.0, "freeze_glance": True, "warmup": 0.1, **lesson}
+    taught = {"encoder_lr": 2 * rate, "freeze_glance": True, "warmup": 0.1, **lesson}
     taught |= {"deviation": 0.08, "random_share": 0.25}
     return {
         **recipe,
@@ -185,7 +185,7 @@ def _with_lessons(recipe: Recipe, rate: float, fitting: Fitting) -> Recipe:
         "glance": {**recipe["glance"], "lr": 2 * rate, "label_smoothing": 0.0, **lesson},
         "recognise": {**recipe["recognise"], "aims": "evidence", **taught},
         "finetune": {**recipe["finetune"], **taught, "encoder_lr": rate},
-        "data": {"augment": {"crop": 0.35, "repeat": max(REPEATS[0], min(REPEATS[1], epochs // 2))}},
+        "data": {"augment": {"crop": 0.35, "repeat": max(REPEATS[0], min(REPEATS[1], epochs))}},
     }
 
 

@@ -16,7 +16,9 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import SummedClassifier
 from glancefocus.network.policy import RandomCandidates, RandomPolicy
+from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import (
     ExploringPolicy,
@@ -32,6 +34,7 @@ from glancefocus.training.stage import (
     Moment,
     TrainingContext,
     descend,
+    is_trained,
     make_optimizer,
     set_rates,
     train_only,
@@ -60,14 +63,30 @@ def recognition_loss(
     return (answers + own_head_weight * own).mean()
 
 
-class RecogniseStep(nn.Module):
-    """The loss of one batch with the aims of a policy; rows (B,) are the indices of its images in the training data."""
+def separate_loss(
+    net: GlanceFocus, looks: list[Look], labels: Tensor, taught: Tensor | None = None, distill: float = 0.0
+) -> Tensor:
+    """The mean loss of what the encoders' own heads answer to each look alone; glances of a frozen encoder do not count.
 
-    def __init__(self, net: GlanceFocus, settings: RecogniseSettings, glances: FrozenGlances) -> None:
+    For a summed classifier: its sum over training images would teach an encoder only what the glance, which knows these images by
+    heart, still gets wrong. Looks that answer well by themselves are what is worth summing.
+    """
+    learning = looks if is_trained(net.glance_encoder) else looks[1:]
+    return torch.stack([taught_loss(net.own_answer(look), labels, taught, distill) for look in learning]).mean()
+
+
+class RecogniseStep(nn.Module):
+    """The loss of one batch with the aims of a policy; rows (B,) are the indices of its images in the training data.
+
+    looks  number of looks at each image
+    """
+
+    def __init__(self, net: GlanceFocus, settings: RecogniseSettings, glances: FrozenGlances, looks: int) -> None:
         super().__init__()
         self.net = net
         self.settings = settings
         self.glances = glances
+        self.looks = looks
 
     def forward(
         self,
@@ -91,8 +110,12 @@ class RecogniseStep(nn.Module):
         looking = self.glances.network(scene, rows)
         if self.settings.mistaken_glances > 0:
             looking = MistakenGlances(looking, self.net.remember_glance, self.settings.mistaken_glances, generator)
-        looks = play(looking, scene, self.net.settings.looks, policy)
-        loss = recognition_loss(self.net, looks, labels, self.settings.own_head_weight, taught, self.settings.distill)
+        looks = play(looking, scene, self.looks, policy)
+        distill = self.settings.distill
+        if isinstance(self.net.classifier, SummedClassifier):
+            loss = separate_loss(self.net, looks, labels, taught, distill)
+        else:
+            loss = recognition_loss(self.net, looks, labels, self.settings.own_head_weight, taught, distill)
         return loss, accuracy_after(looks, labels)
 
 
@@ -122,7 +145,23 @@ class RecogniseStage:
         optimizer = make_optimizer("sgd", groups, settings.weight_decay)
         self.glances = FrozenGlances(context, self.epochs)
         self.teacher = context.teacher if context.settings.is_taught(self.name) else None
-        self.step, self.optimizer = context.accelerator.prepare(RecogniseStep(net, settings, self.glances), optimizer)
+        step = RecogniseStep(net, settings, self.glances, self._looks_to_learn())
+        self.step, self.optimizer = context.accelerator.prepare(step, optimizer)
+
+    def _looks_to_learn(self) -> int:
+        """Number of looks at each training image.
+
+        Looks that are summed learn separately, and none depends on the one before it in this stage: one for each view is enough.
+        """
+        net = self.context.net
+        if not isinstance(net.classifier, SummedClassifier):
+            return net.settings.looks
+        return min(net.settings.looks, 1 + len(self._learning_views()))
+
+    def _learning_views(self) -> dict[int, View]:
+        """{number: view} of the candidates that are trained. An encoder of its own for whole images stays the plain backbone."""
+        net = self.context.net
+        return {n: v for n, v in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder}
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         """The policy that aims; with each_row (validation) candidate views are drawn for each image, otherwise for each batch."""
@@ -135,9 +174,7 @@ class RecogniseStage:
         settings = self.settings
         if places is None or settings.aims == "random":
             return self.aims(generator)
-        # An encoder of its own for whole images stays the plain backbone: there is nothing to train with such views.
-        net = self.context.net
-        views = {n: v for n, v in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder}
+        views = self._learning_views()
         deviation, random_share = settings.deviation, settings.random_share
         return TaughtAims(places, image_hw, views, generator, deviation=deviation, random_share=random_share)
 
