@@ -8,19 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import glancefocus as gf
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadSetting
-from glancefocus.look import Look
+from glancefocus.look import Look, as_batch
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
+from glancefocus.network.policy import RandomPolicy
 from glancefocus.settings import View, ViewSettings, from_plain
 from glancefocus.training.checkpoint import load_checkpoint, save_weights
-from glancefocus.training.episode import SometimesRandom
+from glancefocus.training.episode import SometimesRandom, play
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, fitted_weights, weigh_looks
+from glancefocus.training.stage_recognise import RecogniseStage, separate_loss
 from glancefocus.training.teacher import TEMPERATURE, Places, TaughtAims, Teacher, open_teacher, taught_loss
 
 SIDE_PX = 64
@@ -184,6 +187,32 @@ def test_looks_are_weighed_with_validation_images(context: TrainingContext) -> N
     weigh_looks(context)
     assert not torch.equal(before, classifier.weight)
     assert "classifier.weight" in context.net.state_dict()
+
+
+@pytest.mark.parametrize(("freeze_glance", "first"), [(True, 1), (False, 0)])
+def test_summed_looks_learn_separately(
+    freeze_glance: bool, first: int, context_of: Callable[..., TrainingContext]
+) -> None:
+    """The loss is the mean cross-entropy of the own heads, without the glance if its encoder is frozen."""
+    net = small_net()
+    context = context_of(net, noise(20), noise(40, 1), recognise={"freeze_glance": freeze_glance}, batch_size=4)
+    RecogniseStage(context)  # freezes what it does not train
+    images, labels = next(iter(noise(4, 3).batches([range(4)])))
+    looks = play(net, as_batch(images, VIEW), 3, RandomPolicy(range(2), torch.Generator().manual_seed(0)))
+    encoders = [net.glance_encoder, net.focus_encoder, net.focus_encoder]
+    own = [encoder.own_head(look.vector) for encoder, look in zip(encoders, looks, strict=True)]
+    expected = sum(float(F.cross_entropy(answer, labels).detach()) for answer in own[first:]) / (3 - first)
+    assert float(separate_loss(net, looks, labels).detach()) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("focus", "looks"), [(["32"], 2), (["32", "whole@48"], 3)])
+def test_summed_looks_learn_from_one_look_for_each_view(
+    focus: list[str], looks: int, context_of: Callable[..., TrainingContext]
+) -> None:
+    stage = RecogniseStage(context_of(small_net(focus=focus, looks=3), noise(20), noise(40, 1), batch_size=4))
+    images, labels = next(iter(noise(4, 3).batches([range(4)])))
+    numbers = stage.update(images, labels, Moment(0.0, torch.Generator().manual_seed(0)))
+    assert len(numbers["accuracy"]) == looks
 
 
 TAUGHT = {

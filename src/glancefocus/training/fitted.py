@@ -176,7 +176,7 @@ def _with_lessons(recipe: Recipe, rate: float, fitting: Fitting) -> Recipe:
     """The recipe for photographs: all small inputs learn from the backbone, the policy from its evidence; no reinforcement."""
     lesson = {"distill": 0.7}
     epochs: int = recipe["recognise"]["epochs"]
-    taught = {"encoder_lr": 2 * rate, "freeze_glance": True, "warmup": 0.1, **lesson}
+    taught = {"encoder_lr": 2 * rate, "own_head_weight": 2.0, "freeze_glance": True, "warmup": 0.1, **lesson}
     taught |= {"deviation": 0.08, "random_share": 0.25}
     return {
         **recipe,

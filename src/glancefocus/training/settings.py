@@ -92,7 +92,7 @@ class SmallSettings(InitialiseSettings):
 class RecogniseSettings:
     """Stages I and III: encoders and classifier, by the loss of Eq. 9.
 
-    own_head_weight  lambda of Eq. 9
+    own_head_weight  lambda of Eq. 9; not used with a summed classifier, whose looks learn separately
     freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
     freeze_encoders  train the classifier only (video)
     deviation        standard deviation of the noise added to the policy's aims in stage III, as a share of the image: where images
