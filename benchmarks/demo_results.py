@@ -33,6 +33,8 @@ def table_of(results: list[dict[str, Any]], object_name: str = "sign") -> str:
     if results[0]["hit_rate_per_focus"] is not None:
         hits = [percent([r["hit_rate_per_focus"][look] for r in results]) for look in range(looks - 1)]
         rows.append([f"patches that hold the whole {object_name}, %", "", *hits])
+        again = [percent([r["misses_seen_again"][look] for r in results]) for look in range(looks - 2)]
+        rows.append(["patches at the same place after a miss, %", "", "", *again])
     rows.append(["multiply-adds, millions", *(f"{macs / 1e6:.2f}" for macs in results[0]["macs_after_look"])])
     return markdown_table(rows)
 

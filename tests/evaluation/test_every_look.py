@@ -1,5 +1,6 @@
 """What is measured over a split: accuracy after each look, hits, and what the backbone costs more."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -92,6 +93,28 @@ def test_the_hit_rate_counts_only_images_with_an_object() -> None:
     assert evaluation.hit_rate_per_focus(boxes) == [0.5, 0.5]
     assert evaluation.hit_rate_per_focus(boxes[[0, 0, 2]]) == [0.5, 0.5]
     assert evaluation.accuracy_per_look == pytest.approx([2 / 3, 1.0, 2 / 3], abs=1e-6)
+
+
+def test_a_second_look_at_the_place_of_a_miss_is_counted() -> None:
+    """Squares of 8 px in an image of 24 px: `where` times 16 is their corner. The object is 4 px at the top left."""
+    first = [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0], [0.5, 0.5], [0.5, 0.5]]  # all but the third miss
+    second = [[0.5, 0.625], [0.5, 0.8125], [0.0, 0.0], [0.0, 0.0], [0.5, 0.5]]  # 6 of 8 px in common, 3, 8, none, 8
+    outcome = Outcome(
+        answer=torch.zeros(5, dtype=torch.long),
+        confidence=torch.ones(5),
+        looks=torch.full((5,), 3),
+        sure=torch.zeros(5, dtype=torch.bool),
+        logits=torch.zeros(5, 0),
+        where=torch.tensor([first, second]).transpose(0, 1),
+        candidate=torch.zeros(5, 2, dtype=torch.int64),
+        views=(native(8),),
+        answer_after=torch.zeros(5, 3, dtype=torch.long),
+        confidence_after=torch.ones(5, 3),
+    )
+    evaluation = Evaluation(outcome, torch.zeros(5, dtype=torch.long), (24, 24))
+    boxes = torch.tensor([[1.0, 1, 5, 5]] * 4 + [[NAN] * 4])  # the fifth image has no object
+    assert evaluation.misses_seen_again(boxes) == [pytest.approx(1 / 3)]
+    assert math.isnan(evaluation.misses_seen_again(boxes[[4] * 5])[0])
 
 
 def test_a_wrong_answer_counts_as_zero_whatever_its_confidence() -> None:

@@ -1,5 +1,6 @@
 """What a network answers after every look at a split, with its learnt aims and with aims that are not learnt."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,41 @@ class Evaluation:
             ]
             rates.append(float(torch.cat(hits).float().mean()) if hits else math.nan)
         return rates
+
+    def misses_seen_again(self, boxes: Tensor) -> list[float]:
+        """Of the focus looks after one that missed the object, the share that covers more than half of the same place again.
+
+        A look misses an object whose centre it does not contain. One entry for each focus look after the first; NaN where none
+        missed.
+
+        boxes  as in hit_rate_per_focus
+        """
+        boxes = boxes.to(self.outcome.where.device)
+        there = ~boxes.isnan().any(dim=1)
+        centre = (boxes[there, :2] + boxes[there, 2:]) / 2
+        places = [self._squares(there, look) for look in range(self.outcome.where.shape[1])]
+        shares = []
+        for before, after in itertools.pairwise(places):
+            missed = ((centre < before[:, :2]) | (centre > before[:, 2:])).any(dim=1)
+            common = torch.minimum(before[:, 2:], after[:, 2:]) - torch.maximum(before[:, :2], after[:, :2])
+            area = (before[:, 2:] - before[:, :2]).prod(dim=1)
+            again = common.clamp_min(0).prod(dim=1) > area / 2
+            shares.append(float(again[missed].float().mean()) if bool(missed.any()) else math.nan)
+        return shares
+
+    def _squares(self, there: Tensor, look: int) -> Tensor:
+        """(N, 4) what the focus looks with this number cover, as boxes."""
+        where, candidate = self.outcome.where[there, look], self.outcome.candidate[there, look]
+        squares = where.new_empty(where.shape[0], 4)
+        for each, rows in rows_by_candidate(candidate):
+            view = self.outcome.views[each]
+            if view.is_whole:
+                squares[rows] = torch.tensor([0.0, 0.0, *self.image_hw], device=where.device)
+            else:
+                px = view.extent_px(*self.image_hw)
+                start = top_left(where[rows], *self.image_hw, px)
+                squares[rows] = torch.cat([start, start + px], dim=1).to(where.dtype)
+        return squares
 
 
 def holds(where: Tensor, boxes: Tensor, image_hw: tuple[int, int], view: View) -> Tensor:
@@ -159,6 +195,7 @@ def backbone_accuracy(
 class Comparison:
     """A bundle on one split that took no part in training or in choosing thresholds, against other aims and the backbone.
 
+    misses_seen_again             see Evaluation.misses_seen_again
     curve                         the bundle's operating points, measured on this split
     chosen                        the point of the bundle's own thresholds, with accuracy_of_exits
     mac_ratio_at_backbone_accuracy  how many times fewer multiply-adds than the backbone, at its accuracy or more; None if
@@ -170,12 +207,23 @@ class Comparison:
     accuracy_per_look_centre_corner: list[float]
     hit_rate_per_focus: list[float] | None
     hit_rate_per_focus_random_aims: list[float] | None
+    misses_seen_again: list[float] | None
     macs_after_look: list[int]
     backbone_accuracy: float | None
     backbone_macs: int
     mac_ratio_at_backbone_accuracy: float | None
     curve: list[Point]
     chosen: Point
+
+    def hits(self) -> dict[str, list[float]]:
+        """{what: its share at each look, the glance first}; NaN where there is nothing to count. Empty if no object is known."""
+        known = {
+            "focus looks with the whole object": self.hit_rate_per_focus,
+            "the same with random aims": self.hit_rate_per_focus_random_aims,
+            "at the same place again after a miss": self.misses_seen_again,
+        }
+        looks = len(self.accuracy_per_look)
+        return {what: [math.nan] * (looks - len(own)) + own for what, own in known.items() if own is not None}
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -199,6 +247,7 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
         accuracy_per_look_centre_corner=corners.accuracy_per_look,
         hit_rate_per_focus=None if split.boxes is None else learnt.hit_rate_per_focus(split.boxes),
         hit_rate_per_focus_random_aims=None if split.boxes is None else at_random.hit_rate_per_focus(split.boxes),
+        misses_seen_again=None if split.boxes is None else learnt.misses_seen_again(split.boxes),
         macs_after_look=list(bundle.costs.macs_after_look),
         backbone_accuracy=backbone_accuracy,
         backbone_macs=bundle.costs.backbone_macs,

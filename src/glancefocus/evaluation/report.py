@@ -6,6 +6,7 @@
 import contextlib
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,8 +253,8 @@ def _aims_accuracy(aims: AimsCheck | None, comparison: Comparison | None) -> dic
     names = ("learnt aims", "random aims", "centre, then corners")
     measured: tuple[Sequence[float], ...] = ()
     if comparison is not None:
-        random, centre = comparison.accuracy_per_look_random_aims, comparison.accuracy_per_look_centre_corner
-        measured = (comparison.accuracy_per_look, random, centre)
+        learnt, random = comparison.accuracy_per_look, comparison.accuracy_per_look_random_aims
+        measured = (learnt, random, comparison.accuracy_per_look_centre_corner)
     elif aims is not None and aims.accuracy_learnt and aims.accuracy_random and aims.accuracy_centre:
         measured = (aims.accuracy_learnt, aims.accuracy_random, aims.accuracy_centre)
     return dict(zip(names, measured, strict=False))
@@ -268,11 +269,9 @@ def _aims_section(findings: Findings, comparison: Comparison | None, figure: str
     if accuracy:
         rows: Rows = [(name, [f"{100 * share:.1f} %" for share in shares]) for name, shares in accuracy.items()]
         if comparison is not None:
-            for name, hits in (
-                ("focus looks with the whole object", comparison.hit_rate_per_focus),
-                ("the same with random aims", comparison.hit_rate_per_focus_random_aims),
-            ):
-                rows += [] if hits is None else [(name, ["", *(f"{100 * share:.1f} %" for share in hits)])]
+            for name, per_look in comparison.hits().items():
+                words = ["" if math.isnan(share) else f"{100 * share:.1f} %" for share in per_look]
+                rows.append((name, words))
         images = f"{findings.images:,} images of {findings.data}" if comparison is not None else "validation images"
         note = f"Accuracy if every image takes 1, 2, ... looks, on {images}. Aims decide where focus looks are."
         names = look_names(max(map(len, accuracy.values())))
