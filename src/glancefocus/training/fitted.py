@@ -4,6 +4,7 @@ The paper's numbers are for 1.3 million images and many GPUs; they stay with the
 validation images of small sets of photographs, see docs/train.md.
 """
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -98,6 +99,7 @@ PHOTO_VISITS = VISITS | {
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
 EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
+ADAMW_RATE = 3e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
 
 
@@ -160,7 +162,7 @@ def fitted_recipe(fitting: Fitting) -> Recipe:
     recipe["aim"] |= {"deviation_end": 0.05, "lr_end": 1e-4}
     recipe["joint"] |= {"encoder_lr": 0.5 * rate * scale, "classifier_lr": 4 * rate * scale}
     if photos:
-        recipe = _with_lessons(recipe, rate * scale, fitting)
+        recipe = _with_lessons(recipe, fitting)
     return recipe
 
 
@@ -172,19 +174,22 @@ WITHOUT_LESSONS: Recipe = {
 """For runs whose stages do not begin with the backbone, so that there is nothing to learn from."""
 
 
-def _with_lessons(recipe: Recipe, rate: float, fitting: Fitting) -> Recipe:
+def _with_lessons(recipe: Recipe, fitting: Fitting) -> Recipe:
     """The recipe for photographs: all small inputs learn from the backbone, the policy from its evidence; no reinforcement."""
-    lesson = {"distill": 0.7}
+    # AdamW copies a teacher better than SGD within the same epochs. Its rate grows with the root of the batch size.
+    exact = ADAMW_RATE * math.sqrt(recipe["batch_size"] / LARGEST_BATCH) * (1 if fitting.pretrained else 4)
+    rate = float(f"{exact:.1g}")
+    lesson = {"distill": 0.7, "optimizer": "adamw", "weight_decay": 0.02}
     epochs: int = recipe["recognise"]["epochs"]
-    taught = {"encoder_lr": 2 * rate, "own_head_weight": 2.0, "freeze_glance": True, "warmup": 0.1, **lesson}
-    taught |= {"deviation": 0.08, "random_share": 0.25}
+    taught = {"encoder_lr": rate, "classifier_lr": 4 * rate, "own_head_weight": 2.0, "freeze_glance": True, **lesson}
+    taught |= {"warmup": 0.1, "deviation": 0.08, "random_share": 0.25}
     return {
         **recipe,
         "stages": ["backbone", "glance", "recognise", "point"],
         "calibrate": True,
-        "glance": {**recipe["glance"], "lr": 2 * rate, "label_smoothing": 0.0, **lesson},
+        "glance": {**recipe["glance"], "lr": rate, "label_smoothing": 0.0, **lesson},
         "recognise": {**recipe["recognise"], "aims": "evidence", **taught},
-        "finetune": {**recipe["finetune"], **taught, "encoder_lr": rate},
+        "finetune": {**recipe["finetune"], **taught, "encoder_lr": 0.5 * rate, "classifier_lr": 2 * rate},
         "data": {"augment": {"crop": 0.35, "repeat": max(REPEATS[0], min(REPEATS[1], epochs))}},
     }
 

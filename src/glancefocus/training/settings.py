@@ -105,13 +105,14 @@ class RecogniseSettings:
     aims             stage I only. random: at random places, as in the paper. evidence: where the trained backbone finds its
                      evidence for the label, with noise of `deviation` (beyond the paper)
     random_share     share of the images that are aimed at random nevertheless, in stages I and III
-    warmup           as in the stage glance
+    optimizer, warmup  as in the stage glance
     """
 
     epochs: Epochs = 60
     encoder_lr: Rate = 0.01
     classifier_lr: Rate = 0.1
     weight_decay: WeightDecay = 1e-4
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     own_head_weight: Weight = 1.0
     freeze_glance: bool = False
     freeze_encoders: bool = False

@@ -142,7 +142,7 @@ class RecogniseStage:
                 f"the stage {self.name} has nothing to train: the encoders are frozen, and summed answers need no training. Leave "
                 f"the stage out, or set {self.name}.freeze_encoders=false."
             )
-        optimizer = make_optimizer("sgd", groups, settings.weight_decay)
+        optimizer = make_optimizer(settings.optimizer, groups, settings.weight_decay)
         self.glances = FrozenGlances(context, self.epochs)
         self.teacher = context.teacher if context.settings.is_taught(self.name) else None
         step = RecogniseStep(net, settings, self.glances, self._looks_to_learn())
