@@ -99,7 +99,7 @@ PHOTO_VISITS = VISITS | {
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
 EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
-ADAMW_RATE = 3e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
+ADAMW_RATE = 5e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
 
 
