@@ -18,6 +18,17 @@ def progress_of(progress: Progress | None, what: str) -> Callable[[int, int], No
     return None if progress is None else lambda done, total: progress(what, done, total)
 
 
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3.5 h, 4.2 days."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
 class ProgressBars:
     """One bar with the time left for each description, on a terminal; nothing is shown elsewhere. A context manager.
 

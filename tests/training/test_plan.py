@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadRun
 from glancefocus.network.build import build
+from glancefocus.progress import duration
 from glancefocus.settings import to_plain
 from glancefocus.training import plan as plan_module
 from glancefocus.training.journal import TimeLeft
@@ -20,7 +21,6 @@ from glancefocus.training.plan import (
     Plan,
     StagePlan,
     bytes_per_image,
-    duration,
     measure_plan,
     parts_that_fit,
     plan_words,
@@ -50,6 +50,22 @@ def test_the_parts_of_a_plan_add_up() -> None:
     assert PLAN.done_s(0, epoch=1, step=2) == 7 + 2
     assert PLAN.done_s(1, step=1) == 14 + 2
     assert PLAN.done_s(2) == 24
+
+
+def test_rivals_that_are_tuned_are_part_of_the_plan(settings: TrainSettings, data: Data) -> None:
+    plans = [
+        measure_plan(
+            TrainingContext(build(own.network), data, own, Accelerator(cpu=True)), build_stage, parts=1, peak_bytes=1
+        )
+        for own in (settings, replace(settings, rivals="tuned"))
+    ]
+    assert plans[0].rivals_s == 0
+    assert plans[1].rivals_s > 0
+    assert plans[1].total_s == pytest.approx(
+        sum(stage.total_s for stage in plans[1].stages) + plans[1].finish_s + plans[1].rivals_s
+    )
+    words = plan_words(plans[1], settings, data, Path("runs"), torch.device("cpu"))
+    assert ", rivals " in words
 
 
 def test_measuring_times_every_stage_and_leaves_the_network_alone(settings: TrainSettings, data: Data) -> None:

@@ -108,6 +108,16 @@ def sizes_to_tune(sizes: Mapping[Size, int], costs: Costs) -> list[Size]:
     return [size for size in list(sizes)[1:] if sizes[size] >= least]
 
 
+def rivals_to_tune(settings: NetworkSettings, image_hw: Size, token_px: int, costs: Costs) -> dict[Size, int]:
+    """{size: multiply-adds} of the backbones to tune, smallest first, since they take least time.
+
+    The network's own views of the whole image are left out: they are trained in the same way already.
+    """
+    sizes = sizes_with_costs(settings, image_hw, token_px, costs.macs_after_look[0])
+    own = {(view.px, view.px) for view in (settings.glance_view, *settings.candidates) if view.is_whole}
+    return {size: sizes[size] for size in reversed(sizes_to_tune(sizes, costs)) if size not in own}
+
+
 def image_size(split: Split, settings: NetworkSettings) -> Size:
     """(height, width) of the images of a split, which all have the same size."""
     images, _ = next(iter(scene_batches(split, settings.view, [[0]])))

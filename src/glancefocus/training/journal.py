@@ -23,9 +23,8 @@ from rich.console import Console
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.files import write_text
 from glancefocus.machine import cache_path
-from glancefocus.progress import ProgressBars
+from glancefocus.progress import ProgressBars, duration
 from glancefocus.training.checkpoint import Numbers
-from glancefocus.training.plan import duration
 from glancefocus.values import Fields, lines_kept, parse_json, read_json
 
 METRICS_FILE = "metrics.jsonl"

@@ -16,9 +16,12 @@ from glancefocus.data.sources import Data
 from glancefocus.data.splits import HeldPictures, MemorySplit, first_images, scene_batches
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import seen_at_once
+from glancefocus.evaluation.rivals import image_size, patch_side, rivals_to_tune
 from glancefocus.exits.record import view_words
 from glancefocus.machine import available_bytes
 from glancefocus.network.build import build
+from glancefocus.network.macs import count_costs
+from glancefocus.progress import duration
 from glancefocus.settings import NetworkSettings, from_plain
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
@@ -150,7 +153,8 @@ class Plan:
     """The expected time and memory of a run.
 
     stages    in their order
-    finish_s  after the last stage
+    finish_s  after the last stage, without rivals_s
+    rivals_s  of tuning the rivals
     parts     number of parts in which a batch is computed to fit the memory (TrainSettings.accumulation, or more)
     """
 
@@ -158,10 +162,11 @@ class Plan:
     finish_s: float
     peak_bytes: int
     parts: int = 1
+    rivals_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return sum(stage.total_s for stage in self.stages) + self.finish_s
+        return sum(stage.total_s for stage in self.stages) + self.finish_s + self.rivals_s
 
     def done_s(self, index: int, epoch: int = 0, step: int = 0) -> float:
         """The expected seconds before this step of this stage."""
@@ -211,9 +216,8 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
 def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
     """Measure a few updates and a small validation of each stage, on a copy of the network."""
     settings, data = context.settings, context.data
-    alone = replace(
-        settings, data=replace(settings.data, workers=0)
-    )  # starting workers would take longer than measuring
+    # Starting workers would take longer than measuring.
+    alone = replace(settings, data=replace(settings.data, workers=0))
     net = copy.deepcopy(context.net)
     few = replace(data, train=first_images(data.train, 2 * _PROBED_IMAGES), val=first_images(data.val, _PROBED_IMAGES))
     scratch = replace(context, net=net, data=few, settings=alone, on_progress=None, known_evidence=None)
@@ -246,7 +250,21 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
             first_taught = None
         stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated))
     dearest = max(validated for _, validated in measured.values())
-    return Plan(tuple(stages), 10 + _FINISH_PASSES * len(data.val) * dearest, peak_bytes, parts)
+    finish_s = 10 + _FINISH_PASSES * len(data.val) * dearest
+    rivals_s = _rivals_s(context, *measured["backbone"]) if "backbone" in measured else 0.0
+    return Plan(tuple(stages), finish_s, peak_bytes, parts, rivals_s)
+
+
+def _rivals_s(context: TrainingContext, per_image: float, validated: float) -> float:
+    """Seconds of tuning the rivals, from those of training and validation per image in the stage backbone."""
+    settings, data = context.settings, context.data
+    if settings.rivals != "tuned":
+        return 0.0
+    costs, token_px = count_costs(settings.network), patch_side(context.net.focus_encoder)
+    image_hw = image_size(data.val, settings.network)
+    macs = sum(rivals_to_tune(settings.network, image_hw, token_px, costs).values())
+    epoch_s = len(data.train) * per_image + len(data.val) * validated
+    return settings.glance.epochs * epoch_s * macs / costs.backbone_macs
 
 
 def _images(name: str, settings: TrainSettings, data: Data) -> tuple[int, int]:
@@ -319,17 +337,6 @@ def plan_words(plan: Plan, settings: TrainSettings, data: Data, folder: Path, de
     return "\n".join(f"{name:<8} {words}" for name, words in rows)
 
 
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 3.5 h, 4.2 days."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
-
-
 def _data_words(settings: TrainSettings, data: Data) -> str:
     counts = f"{len(data.train):,} for training, {len(data.val):,} for validation"
     if data.test is not None:
@@ -378,6 +385,7 @@ def _time_words(plan: Plan) -> str:
     seconds: dict[str, float] = {}
     for stage in plan.stages:
         seconds[stage.name] = seconds.get(stage.name, 0.0) + stage.total_s
+    seconds |= {"rivals": plan.rivals_s} if plan.rivals_s > 0 else {}
     parts = ", ".join(f"{name} {duration(s)}" for name, s in seconds.items())
     return f"about {duration(plan.total_s)}, measured on a few batches ({parts}, final evaluation {duration(plan.finish_s)})"
 

@@ -33,8 +33,7 @@ from glancefocus.evaluation.rivals import (
     judge,
     patch_side,
     rival_name,
-    sizes_to_tune,
-    sizes_with_costs,
+    rivals_to_tune,
     tuned_files,
 )
 from glancefocus.evaluation.verdict import noted_verdict
@@ -68,7 +67,7 @@ from glancefocus.training.run_folder import (
 )
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
-from glancefocus.training.teacher import open_teacher
+from glancefocus.training.teacher import Teacher, open_teacher
 
 
 def train(
@@ -245,12 +244,10 @@ def tune_rivals(
     net = load_backbone(settings, folder)
     if net is None:
         return
-    network, costs = settings.network, count_costs(settings.network)
+    network = settings.network
     image_hw, token_px = image_size(data.val, network), patch_side(net.focus_encoder)
-    sizes = sizes_with_costs(network, image_hw, token_px, costs.macs_after_look[0])
-    # The network's own views of the whole image were trained in the same way already; small sizes first, they take least time.
-    own = {(view.px, view.px) for view in (network.glance_view, *network.candidates) if view.is_whole}
-    for name in [rival_name(size) for size in reversed(sizes_to_tune(sizes, costs)) if size not in own]:
+    teacher: Teacher | None = None  # one for all: its kept lessons do not depend on the size
+    for name in map(rival_name, rivals_to_tune(network, image_hw, token_px, count_costs(network))):
         if (folder / f"{name}.safetensors").exists():
             continue
         net = load_backbone(settings, folder)
@@ -261,7 +258,8 @@ def tune_rivals(
         accelerator.wait_for_everyone()
         context = TrainingContext(net, data, settings, accelerator)
         if settings.is_taught(name):
-            context.teacher = open_teacher(Path(settings.teacher or folder / BACKBONE_FILE), context)
+            teacher = teacher or open_teacher(Path(settings.teacher or folder / BACKBONE_FILE), context)
+            context.teacher = teacher
         run_stages(context, folder / name, [name])
         if accelerator.is_main_process:
             save_weights(folder / f"{name}.safetensors", net.focus_encoder.backbone)
