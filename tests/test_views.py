@@ -19,7 +19,7 @@ from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs, count_macs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
-from glancefocus.region import Placement, crop
+from glancefocus.region import Placement, bilinear_crop, crop
 from glancefocus.settings import GLANCE, NetworkSettings, View, from_plain, native, to_plain, whole
 from glancefocus.training.settings import TrainSettings
 
@@ -300,3 +300,31 @@ def test_a_picture_smaller_than_a_native_extent_is_upscaled_and_noted(small_bund
     assert outcome.image_px is not None
     assert outcome.image_px.tolist() == [[60, 80]]
     assert outcome.boxes == [[(0, 0, 40, 30)] * 2]
+
+
+@pytest.mark.parametrize(("extent_px", "px"), [(8, 8), (12, 12), (20, 20)])
+def test_a_bilinear_crop_between_no_pixels_is_a_crop(extent_px: int, px: int) -> None:
+    images = torch.randn(3, 3, 20, 28, generator=torch.Generator().manual_seed(0))
+    room = torch.tensor([20 - extent_px, 28 - extent_px])
+    start = torch.tensor([[0, 0], [1, 3], [2, 8]]).minimum(room)
+    where = start / room.clamp_min(1)
+    torch.testing.assert_close(
+        bilinear_crop(images, where, extent_px, px), crop(images, where + 1e-6, px), atol=1e-4, rtol=0
+    )
+
+
+def test_a_bilinear_crop_that_shrinks_the_whole_square_is_that_of_antialiased_pixels() -> None:
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    seen = bilinear_crop(images, torch.zeros(2, 2), 32, 16)
+    torch.testing.assert_close(
+        seen, F.interpolate(images, (16, 16), mode="bilinear", antialias=True), atol=1e-5, rtol=0
+    )
+
+
+def test_gradients_of_a_bilinear_crop_say_where_it_gets_brighter() -> None:
+    """A ramp from dark to bright: the mean of a patch of 8 px grows by 1 for each px, so by 24 along the room of 24 px."""
+    images = torch.arange(32.0).expand(1, 3, 32, 32)
+    where = torch.tensor([[0.5, 0.4]], requires_grad=True)
+    bilinear_crop(images, where, 8, 8).mean().backward()
+    assert where.grad is not None
+    assert where.grad.tolist() == [[pytest.approx(0.0, abs=1e-4), pytest.approx(24.0, abs=1e-3)]]

@@ -175,6 +175,27 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
     return images[rows[:, None, None], :, y, x].permute(0, 3, 1, 2)
 
 
+def bilinear_crop(images: Tensor, where: Tensor, extent_px: int, px: int) -> Tensor:
+    """The square of each image at `where`, which may lie between pixels, at px x px: gradients reach `where` (AdaFocus V2).
+
+    images  (B, 3, H, W) floats
+    where   (B, 2), see top_left
+    """
+    height_px, width_px = images.shape[-2:]
+    _check_fits(height_px, width_px, extent_px)
+    if px < extent_px:  # bilinear sampling sees four pixels only, so a square that gets smaller is shrunk first
+        size = (round(height_px * px / extent_px), round(width_px * px / extent_px))
+        images = antialiased(images, size)
+    # In shares of the image: where the squares begin, and the centres of their pixels from there.
+    sides = torch.tensor([height_px, width_px], dtype=torch.float32, device=where.device)
+    begin = where.float() * (sides - extent_px) / sides
+    steps = (torch.arange(px, device=where.device) + 0.5) / px * extent_px
+    y = begin[:, 0, None] + steps / height_px
+    x = begin[:, 1, None] + steps / width_px
+    grid = torch.stack([x[:, None, :].expand(-1, px, -1), y[:, :, None].expand(-1, -1, px)], dim=3)
+    return F.grid_sample(images, 2 * grid - 1, mode="bilinear", padding_mode="border", align_corners=False)
+
+
 def normalise(images: Tensor, view: ViewSettings) -> Tensor:
     """(..., 3, H, W) uint8 or [0, 1] -> floats with the view's mean and deviation taken out."""
     floats = images.float() / 255 if images.dtype == torch.uint8 else images.float()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
@@ -14,6 +14,7 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import Encoding
 from glancefocus.settings import from_plain, native, whole
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
@@ -51,6 +52,34 @@ def test_the_policy_learns_to_point(head: str, augment: dict[str, int], square_w
     assert hit_rate(context)[0] < 0.2
     learn(context)
     assert min(hit_rate(context)) > 0.8
+
+
+class Colours(nn.Module):
+    """Encodes by hand how much red and green a patch shows, without steps: half of a square counts half."""
+
+    vector_features = 2
+
+    def forward(self, images: Tensor) -> Encoding:
+        colours = (images[:, :2] - 0.26).clamp_min(0)
+        return Encoding(colours.sum(dim=1, keepdim=True), colours.sum(dim=(2, 3)) / 12)
+
+    def own_head(self, vector: Tensor) -> Tensor:
+        return 6 * vector
+
+
+def test_the_policy_learns_from_gradients_through_crops_alone(square_world: World) -> None:
+    context = square_world(looks=2, point={"lr": 5e-3, "evidence_weight": 0.0, "crop_weight": 1.0, "deviation": 0.2})
+    before = hit_rate(context)[0]
+    assert before < 0.2
+    reads_by_steps, context.net.focus_encoder = context.net.focus_encoder, Colours()  # type: ignore[assignment]
+    learn(context)
+    context.net.focus_encoder = reads_by_steps
+    assert hit_rate(context)[0] > 0.4
+
+
+def test_a_stage_that_learns_from_nothing_is_refused() -> None:
+    with pytest.raises(BadSetting, match="would learn nothing"):
+        PointSettings(evidence_weight=0.0)
 
 
 def test_places_that_are_not_those_of_the_image_teach_nothing(

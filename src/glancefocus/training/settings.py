@@ -163,6 +163,11 @@ class PointSettings(PolicyTraining):
 
     A patch that misses by random exploration teaches nothing, since the policy does not know the size of the random error. A patch
     that misses by the policy's own error teaches it to correct itself. So the deviation is small and falls.
+
+    evidence_weight  weight of the distance between the aim and the place of the backbone's evidence
+    crop_weight      weight of the cross-entropy of the frozen focus encoder at the aim, whose gradient reaches the policy through
+                     bilinear crops, as in AdaFocus V2. It knows what the encoder needs to see, but only nearby: a patch that
+                     misses the object by far has no useful gradient.
     """
 
     epochs: Epochs = 5
@@ -170,6 +175,15 @@ class PointSettings(PolicyTraining):
     lr_end: PositiveRate | None = 1e-4
     deviation: PositiveRate = 0.05
     deviation_end: PositiveRate | None = 0.005
+    evidence_weight: Weight = 1.0
+    crop_weight: Weight = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evidence_weight == 0 and self.crop_weight == 0:
+            raise BadSetting(
+                "point.evidence_weight and point.crop_weight are both 0, so the stage point would learn nothing. Set one of them."
+            )
 
 
 @dataclass(frozen=True)

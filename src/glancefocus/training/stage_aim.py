@@ -10,14 +10,18 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.data.splits import Split
+from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
 from glancefocus.look import Aim, Look, Scene, as_batch
 from glancefocus.loop import LookingNetwork
+from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import LearntPolicy
 from glancefocus.network.policy import RandomCandidates
+from glancefocus.region import bilinear_crop
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_kind, check_number, check_tensors
 from glancefocus.training.episode import (
@@ -310,6 +314,25 @@ def pointing_loss(
     return torch.stack(losses).mean()
 
 
+def crop_loss(net: GlanceFocus, images: Tensor, means: Tensor, looks: list[Look], labels: Tensor) -> Tensor:
+    """Mean over looks of the cross-entropy of the focus encoder's own head, which is frozen, at the policy's aims.
+
+    Gradients reach the aims through bilinear crops. Looks at the whole image have no place, and add nothing.
+
+    images  (B, 3, H, W) normalised
+    means   (L, B, 2) of the aims between the looks
+    """
+    losses = [means.sum() * 0.0]
+    for mean, look in zip(means, looks[1:], strict=True):
+        assert look.aim is not None
+        assert isinstance(look.aim.candidate, int), "one candidate is drawn for each batch"
+        view, encoder = net.candidates[look.aim.candidate], net.encoder_of(look.aim.candidate)
+        if not view.is_whole:
+            patches = bilinear_crop(images, mean, view.extent_px(*images.shape[-2:]), view.px)
+            losses.append(F.cross_entropy(encoder.own_head(encoder(patches).vector).float(), labels))
+    return torch.stack(losses).sum() / max(1, len(losses) - 1)
+
+
 class PointStage(AimStage):
     """Supervised training of the policy; the best policy is kept as in stage II."""
 
@@ -318,26 +341,35 @@ class PointStage(AimStage):
     def __init__(self, context: TrainingContext) -> None:
         super().__init__(context, context.settings.point)
         self.evidence = BackboneEvidence(context)
+        self.point = context.settings.point
+        if self.point.crop_weight > 0 and context.net.settings.frames > 1:
+            raise BadSetting("point.crop_weight is for images, but this network sees clips. Set it to 0.")
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         net = self.context.net
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
-            teacher = self.context.teacher
-            places = (
-                self.evidence.places(images, labels, moment)
-                if teacher is None
-                else teacher.lesson(images, labels, moment).places
-            )
             aimed = [number for number, view in enumerate(net.candidates) if not view.is_whole]
             drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
             explorer = ExploringPolicy(drawn, deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
         means, values = self.step(looks)
-        loss = pointing_loss(
-            means.float(), looks, places, (images.shape[-2], images.shape[-1]), self.context.net.settings.candidates
-        )
-        loss = loss + 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
+        loss = 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
+        if self.point.evidence_weight > 0:
+            image_hw = (images.shape[-2], images.shape[-1])
+            places = self._places(images, labels, moment)
+            distance = pointing_loss(means.float(), looks, places, image_hw, net.settings.candidates)
+            loss = loss + self.point.evidence_weight * distance
+        if self.point.crop_weight > 0:
+            loss = loss + self.point.crop_weight * crop_loss(net, scene.whole, means.float(), looks, labels)
         descend_policy(self.context, self.optimizer, loss)
         return {"loss": float(loss.detach()), "accuracy": accuracy_after(looks, labels)}
+
+    def _places(self, images: Tensor, labels: Tensor, moment: Moment) -> Places:
+        """Where the backbone finds its evidence."""
+        teacher = self.context.teacher
+        with torch.no_grad(), self.context.accelerator.autocast():
+            if teacher is None:
+                return self.evidence.places(images, labels, moment)
+            return teacher.lesson(images, labels, moment).places
