@@ -1,6 +1,7 @@
 """Candidate views of any extent: their names, what is refused, what a look at them sees, where it was, and what it costs."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.boxes import looks_taken
+from glancefocus.export.predict import thresholds_for
 from glancefocus.look import Aim, Look, as_batch
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs, count_macs
@@ -299,7 +301,11 @@ def test_a_picture_smaller_than_a_native_extent_is_upscaled_and_noted(small_bund
     assert outcome.notes == (("upscaled from 40x30 px",),)
     assert outcome.image_px is not None
     assert outcome.image_px.tolist() == [[60, 80]]
-    assert outcome.boxes == [[(0, 0, 40, 30)] * 2]
+    ((left, top, right, bottom), whole_picture) = outcome.boxes[
+        0
+    ]  # a square of 60 px in an image of twice the size, then all
+    assert (right - left, bottom - top) == (30, 30)
+    assert whole_picture == (0, 0, 40, 30)
 
 
 @pytest.mark.parametrize(("extent_px", "px"), [(8, 8), (12, 12), (20, 20)])
@@ -328,3 +334,30 @@ def test_gradients_of_a_bilinear_crop_say_where_it_gets_brighter() -> None:
     bilinear_crop(images, where, 8, 8).mean().backward()
     assert where.grad is not None
     assert where.grad.tolist() == [[pytest.approx(0.0, abs=1e-4), pytest.approx(24.0, abs=1e-3)]]
+
+
+@pytest.mark.parametrize(
+    ("focus", "looks", "candidates"),
+    [
+        (["32", "whole@64"], 2, [1]),  # two looks: the glance, and the whole image
+        (["32", "whole@64"], 3, [0, 1]),  # the whole image is not looked at twice
+        (["32", "whole@64"], 4, [0, 0, 1]),
+        (["32", "0.5@32", "whole@64"], 3, [1, 2]),
+        (["32", "0.5@32", "whole@64"], 4, [0, 1, 2]),
+        (["32", "48"], 3, [1, 1]),  # the paper's networks: the largest patch
+        (["whole@64"], 3, [0, 0]),
+    ],
+)
+def test_a_fixed_number_of_looks_has_views_that_grow_up_to_the_whole_image(
+    focus: list[str], looks: int, candidates: list[int], small_net: Net
+) -> None:
+    net = small_net(focus=focus, looks=4, view=SEES)
+    bundle = Bundle(net, tuple("abc"), count_costs(net.settings))
+    outcome = bundle.predict(torch.zeros(2, 3, 96, 128), looks=looks)
+    assert outcome.looks.tolist() == [looks, looks]
+    assert outcome.candidate[:, : looks - 1].tolist() == [candidates, candidates]
+    assert not bool(outcome.sure.any())
+    manifest: Any = {"candidates": [{"extent": view.extent} for view in net.candidates], "looks": 4}
+    exported = thresholds_for(manifest, looks=looks)
+    rows = [row.index(math.inf) if isinstance(row, list) else 0 for row in exported]
+    assert rows[:-1] == candidates

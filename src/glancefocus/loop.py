@@ -16,6 +16,7 @@ from torch import Tensor
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.look import Aim, Look, Scene
 from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.settings import View
 from glancefocus.values import list_of, number_of, shown
 
 ScoreName = Literal["confidence", "entropy", "value", "random"]
@@ -229,6 +230,22 @@ def _checked_threshold(value: Any) -> float:
 def every_look(looks: int) -> ExitRule:
     """Every image takes every look: for training, and for answers after a fixed number of looks."""
     return ExitRule([math.inf] * looks)
+
+
+def fixed_looks(looks: int, views: Sequence[View]) -> ExitRule:
+    """Every image takes exactly this many looks.
+
+    views  the candidates. A second look at the whole image would show nothing new: where one of them is the whole image, the views
+           of the focus looks grow up to the last candidate. Otherwise all focus looks have the last one, as in the paper.
+    """
+    if len(views) == 1 or not any(view.is_whole for view in views):
+        return every_look(looks)
+    # With thresholds of infinity for one candidate and minus infinity for the others, no row stops, and that candidate comes next.
+    rows = []
+    for number in range(1, looks + 1):
+        following = min(max(0, len(views) - (looks - number)), len(views) - 1)
+        rows.append([math.inf if each == following else -math.inf for each in range(len(views))])
+    return CandidateRule(rows, candidates=len(views))
 
 
 def read_thresholds(plain: Any, where: str, looks: int, sizes: int) -> list[Any]:

@@ -19,7 +19,7 @@ from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.look import Scene, as_scene
-from glancefocus.loop import CandidateRule, Deadline, ExitRule, every_look, look_until_sure, score_named
+from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
 from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
@@ -332,7 +332,8 @@ def exit_rule(
         thresholds = bundle.thresholds
     if thresholds is None:
         number = looks or most
-        return replace(every_look(number), temperatures=bundle.temperatures and bundle.temperatures[:number])
+        rule = fixed_looks(number, bundle.net.candidates)
+        return replace(rule, temperatures=bundle.temperatures and bundle.temperatures[:number])
     if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):
         raise BadSetting(f"thresholds must be a list of numbers, but got {shown(thresholds)}.")
     return _rule_of(bundle, list(thresholds))

@@ -615,11 +615,26 @@ def thresholds_for(manifest: Manifest, budget_macs: float | None = None, looks: 
     if looks is not None:
         if not 1 <= looks <= manifest["looks"]:
             raise ValueError(f"this network takes 1 to {manifest['looks']} looks, not {looks}.")
-        smaller = len(manifest["candidates"]) - 1
-        return [[-1.0] * smaller + [math.inf] if smaller else math.inf] * looks
+        return _fixed_looks(looks, [each["extent"] is None for each in manifest["candidates"]])
     if budget_macs is None:
         return manifest["thresholds"]
     return _within(manifest, budget_macs)
+
+
+def _fixed_looks(looks: int, whole: list[bool]) -> Any:
+    """Thresholds with which every image takes exactly this many looks; `whole` says which candidates are the whole image.
+
+    If one is, the views grow up to the last candidate, since a second look at the whole image would show nothing new. Otherwise
+    all focus looks have the last candidate.
+    """
+    last = len(whole) - 1
+    if last == 0:
+        return [math.inf] * looks
+    left = [
+        looks - number if any(whole) else 1 for number in range(1, looks + 1)
+    ]  # focus looks to come, the next one included
+    following = [min(max(0, last + 1 - count), last) for count in left]
+    return [[math.inf if each == wanted else -1.0 for each in range(last + 1)] for wanted in following]
 
 
 def _within(manifest: Manifest, budget_macs: float) -> Any:
