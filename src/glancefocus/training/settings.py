@@ -166,8 +166,8 @@ class PointSettings(PolicyTraining):
 
     evidence_weight  weight of the distance between the aim and the place of the backbone's evidence
     crop_weight      weight of the cross-entropy of the frozen focus encoder at the aim, whose gradient reaches the policy through
-                     bilinear crops, as in AdaFocus V2. It knows what the encoder needs to see, but only nearby: a patch that
-                     misses the object by far has no useful gradient.
+                     bilinear crops, as in AdaFocus V2. The gradient is local: it corrects aims that nearly hit, and is useless
+                     for a patch far from the object.
     """
 
     epochs: Epochs = 5

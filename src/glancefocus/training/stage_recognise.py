@@ -68,8 +68,8 @@ def separate_loss(
 ) -> Tensor:
     """The mean loss of what the encoders' own heads answer to each look alone; glances of a frozen encoder do not count.
 
-    For a summed classifier: its sum over training images would teach an encoder only what the glance, which knows these images by
-    heart, still gets wrong. Looks that answer well by themselves are what is worth summing.
+    For a summed classifier. The glance encoder has memorised most training images. With the loss of the sum, the focus encoder
+    would learn only from the few images that the glance gets wrong.
     """
     learning = looks if is_trained(net.glance_encoder) else looks[1:]
     return torch.stack([taught_loss(net.own_answer(look), labels, taught, distill) for look in learning]).mean()
