@@ -120,4 +120,6 @@ def test_views_of_any_extent_go_through_all_stages(
     assert np.asarray(bundle.thresholds).shape == (3, 3)
     assert list(bundle.costs.focus_encoder_macs) == ["32", "0.5@32", "whole@48"]
     outcome = bundle.predict(torch.rand(2, 3, 96, 96), looks=3)
-    assert outcome.boxes == [[(0, 0, 96, 96)] * 2] * 2  # the largest view, which is the whole image
+    for (left, top, right, bottom), last in outcome.boxes:  # half of the side, then the whole image
+        assert (right - left, bottom - top) == (48, 48)
+        assert last == (0, 0, 96, 96)
