@@ -127,15 +127,17 @@ def evaluate_every_look(
 ) -> Evaluation:
     """Every look at every image of a split; the network's mode is put back afterwards.
 
-    policy  None: the network's own
-    rows    only these images
-    glance  computes the first look from (scene, rows of the split); None: the network does
+    policy      None: the network's own
+    batch_size  at most; smaller where a look sees many pixels, see seen_at_once
+    rows        only these images
+    glance      computes the first look from (scene, rows of the split); None: the network does
     """
+    largest = max((net.settings.glance_view, *net.settings.candidates), key=lambda view: view.px)
+    batch_size = seen_at_once(net.settings, largest.px, batch_size)
     policy = net.policy if policy is None else policy
     looks = net.settings.looks if looks is None else looks
     rows = list(range(len(split))) if rows is None else rows
-    device = next(net.parameters()).device
-    was_training = net.training
+    device, was_training = next(net.parameters()).device, net.training
     net.eval()
     parts, labels, done = [], [], 0
     image_hw = (0, 0)
@@ -319,8 +321,7 @@ class AimsCheck:
     over_centre: Interval = (0.0, 0.0, 0.0)
 
     def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return dict(json.loads(json.dumps(asdict(self))))
 
 
 def noted_aims(notes: Mapping[str, Any]) -> AimsCheck | None:
