@@ -23,7 +23,7 @@ from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadCheckpoint, BadRun, BadSetting, GlancefocusError
 from glancefocus.evaluation.assess import BEST_ACCURACY, assess, look_table
 from glancefocus.evaluation.choosing import fit_temperatures
-from glancefocus.evaluation.every_look import noted_aims
+from glancefocus.evaluation.every_look import noted_aims, seen_at_once
 from glancefocus.evaluation.latency import measure_rival_times
 from glancefocus.evaluation.records import looks_folder, record_looks
 from glancefocus.evaluation.report import Training, read_training_curves, write_report
@@ -282,7 +282,8 @@ def finish_bundle(
     }
     bundle = Bundle(net, data.classes, count_costs(settings.network), notes=notes, split=data.record)
     if settings.calibrate and len(data.val) > 1:
-        bundle.temperatures = fit_temperatures(net, data.val, workers=settings.data.workers, device=bundle.device)
+        batch, workers = _looked_at_once(settings), settings.data.workers
+        bundle.temperatures = fit_temperatures(net, data.val, batch_size=batch, workers=workers, device=bundle.device)
     record = _record_of_validation(bundle, data, settings, folder)
     table = look_table(bundle, record)
     if len(table) > 1:
@@ -320,7 +321,14 @@ def finish_bundle(
 def _record_of_validation(bundle: Bundle, data: Data, settings: TrainSettings, folder: Path) -> LookRecord:
     """The look record of the validation images; it is kept beside the bundle, so the second call only reads it."""
     looks, source = looks_folder(folder / BUNDLE_FOLDER), settings.data.source
-    return record_looks(bundle, data.val, looks, source=source, name="val", workers=settings.data.workers)
+    batch, workers = _looked_at_once(settings), settings.data.workers
+    return record_looks(bundle, data.val, looks, source=source, name="val", batch_size=batch, workers=workers)
+
+
+def _looked_at_once(settings: TrainSettings) -> int:
+    """The batch size for all looks: a run must not need more memory at its end than its plan says."""
+    network = settings.network
+    return seen_at_once(network, max(view.px for view in (network.glance_view, *network.candidates)))
 
 
 def last_aims(folder: Path) -> dict[str, Any] | None:
