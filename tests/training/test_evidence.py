@@ -218,7 +218,7 @@ def test_a_weight_of_evidence_that_makes_no_sense_is_refused() -> None:
         InitialiseSettings(evidence_weight=-1.0)
     with pytest.raises(
         BadSetting,
-        match=r"backbone.evidence_weight applies to the glance encoder only.*and glance.evidence_weight instead",
+        match="backbone.evidence_weight has no use: it applies to the glance encoder only. Set glance.evidence_weight",
     ):
         from_plain(TrainSettings, {**plain, "backbone": {"evidence_weight": 1.0}})
     taught = {"glance": {"evidence_weight": 1.0}}

@@ -50,6 +50,19 @@ def test_few_images_are_seen_often_and_many_a_few_times() -> None:
     assert fitted_epochs("backbone", 500, photos=False) == 10
 
 
+def test_many_classes_need_more_epochs_of_the_backbone() -> None:
+    assert fitted_epochs("backbone", 5000, classes=37) == 3  # 15,000 visits
+    assert fitted_epochs("backbone", 5000, classes=200) == 10  # 250 visits for each class
+    assert fitted_epochs("backbone", 600, classes=200) == 15  # the most
+    assert fitted_epochs("glance", 5000, classes=200) == fitted_epochs("glance", 5000)
+
+
+def test_large_images_are_shown_to_the_backbone_at_half_of_their_size_first() -> None:
+    fitting = Fitting(survey_of(3000), pretrained=True)
+    assert fitted_recipe(fitting, 448)["backbone"]["half_size"] == 0.6
+    assert "half_size" not in fitted_recipe(fitting, 224)["backbone"]
+
+
 def test_rates_go_with_the_batch() -> None:
     small, large = (fitted_recipe(Fitting(survey_of(n), pretrained=True)) for n in (260, 5000))
     assert large["backbone"]["lr"] == pytest.approx(4 * small["backbone"]["lr"])  # batches of 32 and of 8

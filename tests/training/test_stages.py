@@ -18,6 +18,7 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import CentreCornerPolicy
 from glancefocus.settings import ViewSettings
 from glancefocus.training.episode import ExploringPolicy, MistakenGlances, play
+from glancefocus.training.initialise import halved
 from glancefocus.training.loop import build_stage
 from glancefocus.training.settings import RecogniseSettings
 from glancefocus.training.stage import Moment, Stage, TrainingContext, make_optimizer, set_rates, train_only
@@ -171,6 +172,24 @@ def test_the_glance_encoder_starts_as_a_copy_of_the_focus_encoder(make_context: 
     stage.begin()
     focus = context.net.focus_encoder.state_dict()
     assert all(torch.equal(tensor, focus[name]) for name, tensor in context.net.glance_encoder.state_dict().items())
+
+
+def test_the_backbone_sees_half_size_images_first_and_whole_ones_at_the_end(make_context: Make) -> None:
+    context = make_context(backbone={"half_size": 0.6})
+    stage = build_stage("backbone", context)
+    sides: list[int] = []
+    context.net.focus_encoder.register_forward_pre_hook(lambda _, inputs: sides.append(inputs[0].shape[-1]))
+    images, labels = next(iter(context.data.train.batches([range(6)])))  # of 64 px
+    for progress in (0.0, 0.59, 0.6, 0.99):
+        stage.update(images, labels, Moment(progress, torch.Generator()))
+    stage.validate(context.data.val)
+    assert sides == [32, 32, 64, 64, 64]
+
+
+def test_half_of_the_size_is_a_whole_number_of_a_transformers_patches() -> None:
+    assert halved(torch.empty(1, 3, 448, 300), token_px=1) == (224, 150)
+    assert halved(torch.empty(1, 3, 448, 300), token_px=16) == (224, 144)  # 150 is 9.4 patches
+    assert halved(torch.empty(1, 3, 16, 16), token_px=16) == (16, 16)
 
 
 def test_a_shared_encoder_is_trained_once(make_context: Make) -> None:

@@ -131,6 +131,12 @@ def test_a_stage_that_learns_from_the_backbone_comes_after_it(
         assert from_plain(TrainSettings, {**plain, "stages": ["backbone", *stages]}).is_taught(stages[0])
 
 
+def test_only_the_backbone_sees_images_of_half_their_size() -> None:
+    plain = {"data": {"source": "here"}, "network": {"backbone": "resnet18"}}
+    with pytest.raises(BadSetting, match="glance.half_size has no use: only the stage backbone"):
+        from_plain(TrainSettings, {**plain, "glance": {"half_size": 0.5}})
+
+
 def test_taught_aims_put_the_square_around_the_evidence() -> None:
     look = look_of(3)
     centre = torch.tensor([[32.0, 32.0], [0.0, 64.0], [20.0, 30.0]])

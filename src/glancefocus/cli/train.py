@@ -48,113 +48,124 @@ class TrainOptions:
     data: str
     """A folder with one folder of images (or clips) for each class; or a folder with train/ and val/, each of which holds such
     folders; a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs
-    (images) or gestures (clips). Without val/, a fifth of each class is held out for validation; in small data sets more, up to a
-    third, to reach 150 images. --set data.val_share=0.3 changes the share."""
+    (images) or gestures (clips). Without val/, 20 % of each class are held out for validation; in small data sets up to 33 %, to
+    reach 150 images in all. --set data.val_share=0.3 holds out 30 % instead."""
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
-    """Folder of the run. Default: runs/NAME, where NAME is that of the data. A command with the same options continues its run;
-    with other options a new run gets runs/NAME-2. To train again with the same options, name another folder."""
+    """Folder of the run. Default: runs/ and the name of the data, such as runs/photos. The same command again continues its run.
+    With another option the default becomes runs/photos-2; a folder that is given here and holds a run with other options is
+    refused. To repeat a run from the beginning, give another folder."""
     quick: Flag = False
-    """Train for a third of the epochs, for a first impression."""
+    """Train every stage for a third of the epochs, for a first result."""
     thorough: Flag = False
-    """Train for three times the epochs."""
+    """Train every stage for three times the epochs."""
     preset: str | None = None
-    """A network from `gf models`. Those of the paper are trained with the recipe of the paper, which is meant for ImageNet and
-    GPUs."""
+    """A network with a name; the command `gf models` lists them. Presets of the paper are trained with the recipe of the paper,
+    which is meant for ImageNet and GPUs."""
     backbone: str | None = None
     """Any timm backbone, instead of a preset. Default: tf_efficientnet_lite0; for a built-in data set, that of its own preset."""
     weights: str | None = None
     """Initial weights of the backbone: a file, "pretrained" (timm downloads them), or "none" (random initialisation). Default:
     pretrained, with a download, for your own data without a preset; otherwise none."""
     start: str | None = None
-    """Start a new run from the whole network of this bundle, not only from weights of a backbone. It must have the same preset or
-    backbone, sizes and number of classes."""
+    """Start from a complete trained network instead of weights of a backbone: the folder `bundle` that another run wrote. It must
+    have the same preset or backbone, sizes and number of classes. All --stages run; give those that you want to train further."""
     teacher: str | None = None
     """A file with weights of the same backbone, already trained on the same classes, such as backbone.safetensors in the folder of
-    another run. Glance and focus looks learn from its answers (distillation). Default: the run's own backbone, after the stage
-    backbone; stages that do not include it learn from labels only."""
+    another run. Glance and focus looks learn from its answers (distillation). Default: the backbone that this run trains. If the
+    --stages have no stage backbone, there is no teacher, and training uses the labels only."""
     stages: list[str] | None = None
-    """Training stages to run, in this order. initialise: train the backbone on whole images, then the glance encoder on glances
-    (the same as backbone,glance). 1: train encoders and classifier on focus looks. point: train the policy, which chooses where to
-    look, by supervision: to aim where the backbone finds its evidence for the label (its class activation map). 2, instead of
-    point or after it: train the policy by reinforcement learning, as in the paper. 3: fine-tune encoders and classifier with this
-    policy. joint: one stage instead of 1, 2 and 3. For built-in data sets also small and small_glance: train backbone and glance
-    encoder on small images first. Separate stages with commas, or repeat the option; 2 and 3 may come several times. Default:
-    initialise,1,point for your own images, initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data
-    set."""
+    """Training stages, separated by commas; they run in the order that you give. initialise: train the backbone on whole images,
+    then the glance encoder on glances (the same as backbone,glance). 1: train encoders and classifier on focus looks. point: train
+    the policy, by supervision, to look at the places where the backbone finds its evidence for the label (its class activation
+    map). 2: train the policy by reinforcement learning, as in the paper; instead of point, or after it. 3: fine-tune encoders and
+    classifier with the places of this policy. joint: one stage instead of 1, 2 and 3. For built-in data sets also small and
+    small_glance: train backbone and glance encoder on small images first. Default: initialise,1,point for your own images,
+    initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data set."""
     rounds: Rounds | None = None
-    """Run stages 2 and 3 this many times, one after the other. They must be the last stages. Default: 1."""
+    """Repeat the stages 2 and 3 at the end of --stages: with --stages initialise,1,2,3 --rounds 2 the stages are
+    initialise,1,2,3,2,3. Default: 1."""
     glance_px: Pixels | None = None
-    """Side of the glance (the whole image, resized) in pixels. Default for this and the options below: fitted to the data, or that
-    of the preset; the printed plan shows it."""
+    """Side of the glance (the whole image, resized) in pixels. Default: chosen to fit the data, or that of the preset; see the
+    plan."""
     focus: Annotated[list[str] | None, Several] = None
-    """The views that a focus look (any look after the glance) may have, smallest first; with several, thresholds choose one for
-    each look. 96: a patch of 96 px at full resolution. 0.5@112: a square of half of the image's shorter side, resized to 112 px.
-    200px@96: a square of 200 px, resized to 96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112
-    whole@160."""
+    """The views that a focus look may have, ordered by their size in pixels. With several, each look has one of them, which
+    thresholds on the confidence choose; they are found at the end of the run. 96: a patch of 96 px at the resolution of
+    --source-px. 0.5@112: a square of half of the image's shorter side, resized to 112 px. 200px@96: a square of 200 px, resized to
+    96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112 whole@160. Default: chosen to fit the
+    data, or those of the preset; see the plan."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
     """The same as --focus for patches at full resolution only: their sides in pixels, such as --patch-px 32 48 64."""
     looks: Looks | None = None
-    """Largest number of looks at an image: the glance and the focus looks together."""
+    """Largest number of looks at an image: the glance and the focus looks together. Default: 3 for your own data."""
     frames: Frames | None = None
-    """Train on clips (video files, or folders of frames), with this many evenly spaced frames of each."""
+    """Needed for clips (video files, or folders of frames), unless a preset is for clips: the number of evenly spaced frames that
+    the network sees of each clip."""
     source_px: Pixels | None = None
     """Side in pixels to which images are resized before the network looks at them, such as 448: the same as --height-px and
     --width-px with this number. In a larger image a patch shows more detail. Glance and focus views grow with it, unless
-    --glance-px and --focus name their sizes."""
+    --glance-px and --focus are given. Default: 224; less for small images."""
     height_px: Pixels | None = None
     """Height to which images are resized before patches are cut out."""
     width_px: Pixels | None = None
     """Width to which images are resized before patches are cut out."""
     fit: Literal["crop", "stretch", "whole"] | None = None
     """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without keeping
-    the proportions. whole: keep the size of every image; --height-px and --width-px are then used only to estimate costs and
-    times."""
+    the proportions. whole: do not resize, every image keeps its size; --source-px, --height-px and --width-px are then used only
+    to estimate costs and times. Default: crop for your own data."""
     flip: bool | None = None
     """Mirror training images at random. Use --no-flip if left and right have different meanings. Default: on for images, off for
     clips."""
     crop: PositiveShare | None = None
-    """Augmentation: in every epoch, cut a random rectangle out of each training image and resize it to the size of the image. The
-    rectangle covers at least this share of the image's area, such as 0.35; use more if small parts do not show the object. 1
-    turns it off. Images that are measured or predicted are never cut in this way. Clips are cut to fixed sizes instead; for them
-    only 1 has an effect."""
+    """Augmentation by random crops: the smallest fraction of the image's area that a crop keeps, above 0 and up to 1; 1 turns it
+    off. Give a larger value, such as 0.6, if a small crop often misses the object. Only training images are cropped, never those
+    of validation or prediction. For clips, 1 turns off their own crops, and other values have no effect. Default: 0.35 for your
+    own images."""
     shift_px: Shift | None = None
-    """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels."""
+    """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels.
+    Default: 0 for your own data."""
     in_memory: bool | None = None
-    """Read and resize all images once, and keep them in memory."""
+    """Read and resize all images once, and keep them in main memory. Default: on if they need at most 1 GiB."""
     check_files: bool | None = None
-    """Decode every file before training, to find damaged ones early. --no-check-files saves this time; a damaged file then stops
-    the run when it is first used."""
+    """Decode every file before training, to find damaged ones early. --no-check-files saves this time; then the first damaged file
+    stops the run when it is used, also with --max-bad-files. Default: on."""
     max_bad_files: BadFiles | None = None
-    """Skip up to this many damaged files, and list them. Abort if there are more."""
+    """Skip up to this many damaged files, and list them; abort if there are more. Default: 10."""
     scenes: tuple[Scenes, Scenes, Scenes] | None = None
-    """For a built-in data set: number of images for training, validation and test, such as --scenes 2000 400 400."""
+    """For a built-in data set: number of scenes (images or clips) to draw for training, validation and test, such as --scenes 2000
+    400 400."""
     batch_size: TrainBatchSize | None = None
-    """Images in one optimiser step, over all processes."""
+    """Images (or clips) in one optimiser step, over all processes. Default: chosen to fit the data, or that of the preset; see the
+    plan."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    """Mixed precision: bf16 or fp16. no: float32."""
+    """Mixed precision with bf16 or fp16; no: float32 only. Default: no."""
     accumulation: BatchSize | None = None
-    """Compute each batch in this many parts, if it does not fit into memory as a whole (gradient accumulation)."""
+    """Compute each batch in this many parts, one after the other, to save memory (gradient accumulation). Default: as few as
+    fit."""
     workers: Workers | None = None
-    """Number of processes that read files."""
+    """Number of processes that read files. Default: 2; none for images that are kept in memory."""
     processes: Processes = 1
-    """Number of training processes on this machine. For several machines use: torchrun ... -m glancefocus train ..."""
+    """Number of training processes on this machine, one for each GPU. For several machines use: torchrun ... -m glancefocus train
+    ..."""
     resume: Flag = False
-    """Continue the latest run on this data, or the run in --output, without repeating the options that it was started with."""
+    """Continue the latest run on this data, or the run in --output, with the options that it was started with, so that they need
+    not be typed again."""
     seed: Seed | None = None
-    """Seed of all random numbers. On the same machine the same seed gives the same run."""
+    """Seed of all random numbers. On the same machine the same seed gives the same run. Default: 0."""
     rivals: Literal["none", "as-is", "tuned"] | None = None
-    """The simpler alternatives (rivals) that the network is compared with at the end of the run, at equal cost. as-is: the run's
-    backbone on validation images resized to several sizes, without further training; the network's own encoders, each alone; and
-    cascades of these. tuned: also the backbone trained further at each smaller size, which takes about as long as the stage glance
-    for each. none: no comparison. Default: as-is."""
+    """The rivals (baselines) that the network is compared with at the end of the run, at an equal number of multiply-adds per
+    image. as-is: the run's backbone on validation images resized to several sizes, without further training; the network's own
+    encoders, each alone; and cascades of these (a small size first, a larger one if the confidence is low). tuned: also the
+    backbone trained further at each smaller size, which takes about as long as the stage glance for each. none: no comparison.
+    Default: as-is."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
-    """Any other setting, as name=value, such as glance.epochs=10 or recognise.encoder_lr=0.005. The prefixes are backbone, glance,
-    recognise (stage 1), point, aim (stage 2), finetune (stage 3), network and data; settings.json in the folder of a run lists all
-    names. May be repeated."""
+    """Any other setting, as name=value; may be repeated. Epochs and learning rates are set here: --set glance.epochs=10 --set
+    recognise.encoder_lr=0.005. The prefixes are backbone, glance, recognise (stage 1), point, aim (stage 2), finetune (stage 3),
+    joint, network and data. The file settings.json in the folder of a run lists all names."""
     track: Annotated[list[str] | None, Several] = None
-    """Experiment trackers that get the figures of every epoch: tensorboard, wandb (Weights & Biases), mlflow, or none. Default:
-    tensorboard if it is installed. The file metrics.jsonl in the folder of the run is always written."""
+    """Experiment trackers that get the metrics of every epoch, such as --track tensorboard wandb: tensorboard, wandb (Weights &
+    Biases), mlflow, or none. Default: tensorboard if it is installed. The file metrics.jsonl in the folder of the run is always
+    written."""
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -169,9 +180,15 @@ class TrainOptions:
 
 
 def train(options: TrainOptions) -> None:
-    """Train a network on your images or clips. Prints a plan first. To continue a stopped run, give the same command again.
+    """Train a network on your images or clips. To continue a stopped run, give the same command again.
 
-    Sizes, batch size, learning rates and epochs are fitted to the data, unless you name a preset of the paper or set them.
+    Sizes, batch size, learning rates and epochs are chosen to fit the data, unless you give them or a preset of the paper. A plan
+    with all of them and the expected time is printed, then training starts. The trained network is the folder bundle in the folder
+    of the run.
+
+    Words: a glance shows the whole image at low resolution. A focus look is any look after the glance. A view is what such a look
+    shows: how much of the image, at which size. The policy is the part of the network that chooses where to look. The paper is
+    Glance and Focus Networks (Huang et al., 2022).
 
     Example: gf train photos/
 

@@ -96,6 +96,10 @@ PHOTO_VISITS = VISITS | {
     "recognise": (25000, 4, 25),
     "point": (9000, 2, 10),
 }
+# Visits of the stage backbone per class, at least: its last layer starts with zeros, and each class has to be learnt.
+VISITS_PER_CLASS = 250
+# Images whose shorter side is at least this many times the usual one are shown to the backbone at half of their size first.
+LARGE, HALF_SIZE = 1.5, 0.6
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
 EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
@@ -143,17 +147,26 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
     return sizes
 
 
-def fitted_recipe(fitting: Fitting) -> Recipe:
-    """Changes to TrainSettings: batch, epochs, rates and augmentation for a data set of this size."""
+def fitted_recipe(fitting: Fitting, image_px: int = USUAL_SIDE_PX) -> Recipe:
+    """Changes to TrainSettings: batch, epochs, rates and augmentation for a data set of this size.
+
+    image_px  the shorter side of the images that are looked at
+    """
     images = fitting.survey.count("train")
     batch = fitted_batch(images, fitting.on_gpu)
     scale = batch / LARGEST_BATCH  # learning rates of SGD are proportional to the batch size
     rate = 0.005 if fitting.pretrained else 0.05
     photos = fitting.survey.noun == "images"  # not clips, nor scenes of a built-in world
     recipe: Recipe = {
-        name: {"epochs": fitted_epochs(name, images, fitting.effort, fitting.pretrained, photos=photos)}
+        name: {
+            "epochs": fitted_epochs(
+                name, images, fitting.effort, fitting.pretrained, photos=photos, classes=len(fitting.survey.classes)
+            )
+        }
         for name in VISITS
     }
+    if photos and image_px >= LARGE * USUAL_SIDE_PX:
+        recipe["backbone"]["half_size"] = HALF_SIZE
     recipe |= {"batch_size": batch, "keep_statistics": fitting.pretrained}
     recipe["backbone"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
     recipe["glance"] |= {"lr": rate * scale, "warmup": 0.1, "label_smoothing": 0.1}
@@ -204,10 +217,18 @@ def fitted_batch(images: int, on_gpu: bool = False) -> int:
 
 
 def fitted_epochs(
-    stage: str, images: int, effort: Effort = "usual", pretrained: bool = True, *, photos: bool = True
+    stage: str,
+    images: int,
+    effort: Effort = "usual",
+    pretrained: bool = True,
+    *,
+    photos: bool = True,
+    classes: int = 0,
 ) -> int:
-    """The epochs of a stage for this number of training images: the fewer images, the more epochs."""
+    """The epochs of a stage for this number of training images: the fewer images, and the more classes, the more epochs."""
     visits, least, most = (PHOTO_VISITS if photos else VISITS)[stage]
+    if photos and stage == "backbone":
+        visits = max(visits, VISITS_PER_CLASS * classes)
     times = EFFORTS[effort] * (1.0 if pretrained else FROM_RANDOM)
     return max(1, round(times * max(least, min(most, visits / max(1, images)))))
 

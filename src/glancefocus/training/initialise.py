@@ -7,6 +7,7 @@ first. Beyond the paper, the glance encoder can also learn from the trained back
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from glancefocus.data.sources import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
-from glancefocus.evaluation.rivals import size_in
+from glancefocus.evaluation.rivals import patch_side, size_in
 from glancefocus.look import as_batch
 from glancefocus.network.build import build_backbone
 from glancefocus.network.modules import Encoder, Encoding
@@ -79,10 +80,11 @@ class EncoderStep(nn.Module):
             EvidenceShown(encoder.map_channels * settings.frames) if stage_settings.evidence_weight > 0 else None
         )
 
-    def encode(self, images: Tensor) -> Encoding:
+    def encode(self, images: Tensor, *, half_size: bool = False) -> Encoding:
         scene = as_batch(images, self.settings.view)
-        if self.size is not None:
-            seen = resized(scene.whole, self.size, "antialias").contiguous(memory_format=torch.channels_last)
+        size = halved(scene.whole, patch_side(self.encoder)) if half_size else self.size
+        if size is not None:
+            seen = resized(scene.whole, size, "antialias").contiguous(memory_format=torch.channels_last)
         elif self.glance_px is not None:
             seen = scene.view(Region(whole(self.glance_px, self.settings.glance_resize)))
         else:
@@ -100,9 +102,10 @@ class EncoderStep(nn.Module):
         centre: Tensor | None = None,
         weight: Tensor | None = None,
         taught: Tensor | None = None,
+        half_size: bool = False,
     ) -> tuple[Tensor, list[float]]:
         """The loss and the accuracy; centre and weight are the Places of the evidence, taught the teacher's answers."""
-        encoding, settings = self.encode(images), self.stage_settings
+        encoding, settings = self.encode(images, half_size=half_size), self.stage_settings
         logits = self.encoder.own_head(encoding.vector)
         loss = taught_loss(logits, labels, taught, settings.distill, settings.label_smoothing)
         if self.shown is not None:
@@ -113,6 +116,12 @@ class EncoderStep(nn.Module):
                 encoding.map, Places(centre, weight), image_hw
             )
         return loss, [float((logits.argmax(dim=1) == labels).float().mean())]
+
+
+def halved(images: Tensor, token_px: int) -> tuple[int, int]:
+    """(height, width) of images at half of their size, as multiples of a transformer's patches."""
+    height, width = (max(token_px, round(side / 2 / token_px) * token_px) for side in images.shape[-2:])
+    return height, width
 
 
 class InitialiseStage:
@@ -135,6 +144,7 @@ class InitialiseStage:
         self.name = name
         self.epochs = settings.epochs
         self.warmup = settings.warmup
+        self.half_size = settings.half_size
         self.context = context
         self.data = _small_data(context, settings) if isinstance(settings, SmallSettings) else context.data
         glance_px = glance_side(name, context.settings)
@@ -168,7 +178,9 @@ class InitialiseStage:
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         set_rates(self.optimizer, moment.progress, self.warmup)
-        more = {} if self.evidence is None else self.evidence.places(images, labels, moment)._asdict()
+        more: dict[str, Any] = {} if self.evidence is None else self.evidence.places(images, labels, moment)._asdict()
+        if moment.progress < self.half_size:
+            more["half_size"] = True
         if self.teacher is not None:
             more["taught"] = self.teacher.lesson(images, labels, moment).answers
         loss, accuracy = descend(self.context, self.step, self.optimizer, images, labels, **more)

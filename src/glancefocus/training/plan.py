@@ -216,8 +216,7 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
 def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, peak_bytes: int) -> Plan:
     """Measure a few updates and a small validation of each stage, on a copy of the network."""
     settings, data = context.settings, context.data
-    # Starting workers would take longer than measuring.
-    alone = replace(settings, data=replace(settings.data, workers=0))
+    alone = replace(settings, data=replace(settings.data, workers=0))  # starting workers takes longer than measuring
     net = copy.deepcopy(context.net)
     few = replace(data, train=first_images(data.train, 2 * _PROBED_IMAGES), val=first_images(data.val, _PROBED_IMAGES))
     scratch = replace(context, net=net, data=few, settings=alone, on_progress=None, known_evidence=None)
@@ -245,6 +244,7 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
         images, held_out = _images(name, settings, data)
         per_image, validated = measured[name]
         batch = min(settings.batch_size, images)
+        per_image *= 1 - 0.75 * getattr(own, "half_size", 0.0)  # an update at half of the size costs a quarter
         if name == first_taught and scratch.teacher is not None:
             per_image += scratch.teacher.seconds_per_image / max(1, own.epochs)
             first_taught = None
@@ -285,8 +285,8 @@ def _timed(stage: Stage, context: TrainingContext) -> tuple[float, float]:
         rows = list(range(min(count, len(train))))
         started = time.perf_counter()
         for images, labels in scene_batches(train, view, [rows], 0):
-            # In the middle of the stage, since its learning rate may begin with 0.
-            moment = Moment(0.5, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
+            # Not at the beginning of the stage: its learning rate may begin with 0, and its images with half of their size.
+            moment = Moment(0.95, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
             stage.update(images.to(device), labels.to(device), moment)
         return (time.perf_counter() - started) / len(rows)
 

@@ -266,7 +266,7 @@ def _recipe(
     if network.frames > 1:
         recipe = merged(recipe, merged(SOMETHING_RECIPE, PRESET_CHANGES.get(preset or "", {})))
     if fitting is not None:
-        return merged(recipe, fitted_recipe(fitting))
+        return merged(recipe, fitted_recipe(fitting, min(network.view.height_px, network.view.width_px)))
     recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))
     # The epochs and rates for clips assume pretrained weights already.
     if preset is not None and pretrained and network.frames == 1:

@@ -56,6 +56,8 @@ class InitialiseSettings:
                little about small objects.
     distill    weight of the divergence from the answers of the trained backbone, see teacher.py (beyond the paper); labels have the
                rest. For glances and for rivals at smaller sizes: small inputs learn far more from it than from labels.
+    half_size  for the stage backbone only: whole images have half of their size in this first share of the stage. Such updates
+               cost a quarter, and teach mostly the same.
     """
 
     epochs: Epochs = 90
@@ -67,6 +69,7 @@ class InitialiseSettings:
     fresh: bool = False
     evidence_weight: Weight = 0.0
     distill: Share = 0.0
+    half_size: Share = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -146,15 +149,11 @@ class PolicyTraining:
     def __post_init__(self) -> None:
         check_fields(self)
         stage = "point" if isinstance(self, PointSettings) else "aim"
-        if self.lr_end is not None and self.lr_end > self.lr:
-            raise BadSetting(
-                f"{stage}.lr_end must be at most {stage}.lr ({self.lr}), but got {self.lr_end}. Lower {stage}.lr_end, too."
-            )
-        if stage == "point" and self.deviation_end is not None and self.deviation_end > self.deviation:
-            raise BadSetting(
-                f"point.deviation_end must be at most point.deviation ({self.deviation}), but got {self.deviation_end}. "
-                "Lower point.deviation_end, too."
-            )
+        for name in ("lr", "deviation") if stage == "point" else ("lr",):
+            start, end = getattr(self, name), getattr(self, f"{name}_end")
+            if end is not None and end > start:
+                setting = f"{stage}.{name}"
+                raise BadSetting(f"{setting}_end must be at most {setting} ({start}), but got {end}. Lower it, too.")
 
 
 @dataclass(frozen=True)
@@ -243,6 +242,14 @@ class JointSettings:
         check_fields(self)
 
 
+# {setting: (stages in which it has no effect, why)}
+_USELESS = {
+    "evidence_weight": (("small", "backbone"), "it applies to the glance encoder only. Set glance.evidence_weight"),
+    "distill": (("small", "backbone", "small_glance"), "only glance, recognise and finetune learn from the backbone"),
+    "half_size": (("small", "small_glance", "glance"), "only the stage backbone sees whole images at full size"),
+}
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     """The settings of a whole run.
@@ -294,6 +301,7 @@ class TrainSettings:
         self._check_names()
         self._check_order()
         self._check_small_scenes()
+        self._check_useless()
         self._check_evidence()
         self._check_teacher()
         if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
@@ -314,10 +322,8 @@ class TrainSettings:
         for index, name in enumerate(self.stages):
             already_run = [other for other in self.stages[:index] if other not in ENCODER_STAGES]
             if name in ENCODER_STAGES and already_run:
-                raise BadSetting(
-                    f"the stage {name} trains an encoder that the stage {already_run[0]} builds on, so it must come before it, "
-                    f"{given}."
-                )
+                needs = f"trains an encoder that the stage {already_run[0]} builds on"
+                raise BadSetting(f"the stage {name} {needs}, so it must come before it, {given}.")
         if "glance" in self.stages and "small_glance" in self.stages[self.stages.index("glance") :]:
             raise BadSetting(
                 f"the stage small_glance prepares for the stage glance, so it must come before it, {given}."
@@ -348,14 +354,14 @@ class TrainSettings:
                     f"{name}, which have {small.side_px}x{small.side_px} px. Set {name}.side_px to at least {least_px}."
                 )
 
+    def _check_useless(self) -> None:
+        for setting, (stages, why) in _USELESS.items():
+            for name in stages:
+                if getattr(getattr(self, name), setting) > 0:
+                    raise BadSetting(f"{name}.{setting} has no use: {why}.")
+
     def _check_evidence(self) -> None:
-        """Only a glance encoder can learn from evidence, and only after the focus encoder was trained."""
-        for name in ("small", "backbone"):
-            if getattr(self, name).evidence_weight > 0:
-                raise BadSetting(
-                    f"{name}.evidence_weight applies to the glance encoder only, but the stage {name} trains the focus encoder. "
-                    "Set it to 0, and glance.evidence_weight instead."
-                )
+        """Only a glance encoder with a focus encoder beside it can learn from evidence, after the focus encoder was trained."""
         for name in ("small_glance", "glance"):
             if name not in self.stages or getattr(self, name).evidence_weight == 0:
                 continue
@@ -378,11 +384,6 @@ class TrainSettings:
 
     def _check_teacher(self) -> None:
         """A stage that learns from the backbone must come after it."""
-        for name in ("small", "backbone", "small_glance"):
-            if getattr(self, name).distill > 0:
-                raise BadSetting(
-                    f"{name}.distill has no use: only the stages glance, recognise and finetune learn from the backbone."
-                )
         taught = [name for name in self.stages if self.is_taught(name)]
         if taught and self.teacher is None and "backbone" not in self.stages[: self.stages.index(taught[0])]:
             raise BadSetting(
