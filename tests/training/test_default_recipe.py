@@ -1,10 +1,13 @@
 """`gf train FOLDER` with nothing but a small backbone: the default recipe from pictures to a bundle that answers."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import glancefocus as gf
 from glancefocus.network.build import count_parameters
@@ -48,3 +51,21 @@ def test_the_default_recipe_learns_plans_judges_and_answers(folder: Path, tmp_pa
     assert net.whole_encoder is not None
     parameters = sum(weight.numel() for weight in net.parameters())
     assert count_parameters(settings.network) == parameters
+
+
+def test_the_teacher_of_a_run_without_the_stage_backbone_is_its_baseline(folder: Path, tmp_path: Path) -> None:
+    few = ["glance.epochs=1", "recognise.epochs=1", "network.policy.units=8"]
+    choose = functools.partial(train_settings, str(folder), backbone="test_resnet")
+    first = choose(changes={"weights": "none"}, stages=["backbone"], assignments=["backbone.epochs=1"])
+    train(first, tmp_path / "first", quiet=True)
+    teacher = str(tmp_path / "first" / "backbone.safetensors")
+    changes = {"weights": "none", "teacher": teacher}
+    bundle = train(choose(changes=changes, stages=["glance", "1"], assignments=few), tmp_path / "second", quiet=True)
+    assert bundle.notes["verdict"]["outcome"] != "no rivals"
+    assert bundle.net.whole_encoder is not None
+    trained = load_file(teacher)
+    for tensors in (
+        bundle.net.whole_encoder.backbone.state_dict(),
+        load_file(tmp_path / "second" / "backbone.safetensors"),
+    ):
+        assert all(torch.equal(trained[name], tensor) for name, tensor in tensors.items())

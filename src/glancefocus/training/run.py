@@ -131,9 +131,10 @@ def _train(
     net.to(accelerator.device)
     context = TrainingContext(net, data, settings, accelerator, journal.show_progress)
     if settings.teacher is not None:
-        context.teacher = open_teacher(
-            Path(settings.teacher), context
-        )  # now, so that a file that does not fit is reported at once
+        # Now, so that a file that does not fit is reported at once.
+        context.teacher = open_teacher(Path(settings.teacher), context)
+        if "backbone" not in settings.stages:
+            _take_as_backbone(context.teacher, context, folder)
     plan = _planned(context, folder, journal) if planned else None
     TrainingLoop(context, folder, journal, expected=plan).run()
     if settings.rivals == "tuned":
@@ -145,6 +146,14 @@ def _train(
             write_run_report(bundle, data, settings, folder)
     accelerator.wait_for_everyone()
     return bundle if accelerator.is_main_process else Bundle.load(folder / BUNDLE_FOLDER)
+
+
+def _take_as_backbone(teacher: Teacher, context: TrainingContext, folder: Path) -> None:
+    """The teacher is the plain backbone of a run that does not train one: the baseline to beat, and the encoder of whole images."""
+    if context.net.whole_encoder is not None:
+        context.net.whole_encoder.load_state_dict(teacher.encoder.state_dict())
+    if context.accelerator.is_main_process:
+        save_weights(folder / BACKBONE_FILE, teacher.encoder.backbone)
 
 
 def _planned(context: TrainingContext, folder: Path, journal: Journal) -> Plan:
