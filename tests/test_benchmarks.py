@@ -15,6 +15,7 @@ from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.wall_clock import Timing
+from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import make_up_weights
 
@@ -37,6 +38,28 @@ def import_time(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def results(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("results")
+
+
+@pytest.fixture
+def photographs(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("photographs")
+
+
+def two_looks(right_after: tuple[list[bool], list[bool]]) -> LookTable:
+    """Four images, equally sure after each look; the looks cost 1, and 3 together."""
+    confidence = np.full((4, 2), 0.5, dtype=np.float32)
+    return LookTable(confidence, np.array(right_after).T, np.array([1.0, 3.0]))
+
+
+def test_the_cheapest_thresholds_for_an_accuracy_are_measured_on_other_images(photographs: types.ModuleType) -> None:
+    choosing = two_looks(([True, False, False, False], [True, True, True, True]))
+    measuring = two_looks(([True, True, True, True], [True, True, False, False]))
+    cost, (right, macs) = photographs.cheapest(choosing, measuring, 0.25)
+    assert (cost, right.mean(), macs.mean()) == (1.0, 1.0, 1.0)  # a quarter is right after the glance already
+    cost, (right, macs) = photographs.cheapest(choosing, measuring, 1.0)
+    assert (cost, right.mean(), macs.mean()) == (3.0, 0.5, 3.0)
+    assert photographs.cheapest(measuring, choosing, 1.01) is None
 
 
 def test_the_named_share_leaves_at_the_glance(early_exit: types.ModuleType) -> None:
