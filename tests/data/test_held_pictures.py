@@ -7,12 +7,17 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.augmentation import AugmentSettings, augmented
 from glancefocus.data.images import read_picture
 from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.data.splits import FileSplit, HeldPictures, MemorySplit, held_bytes, held_side_px, hold
 from glancefocus.errors import BadImage
+from glancefocus.machine import ensure_torchvision
+from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings
+
+ensure_torchvision()
+from torchvision.transforms import v2  # noqa: E402
 
 VIEW = ViewSettings(height_px=32, width_px=32, crop_pct=1.0)
 AUGMENT = AugmentSettings(crop=0.25, flip=True)
@@ -56,6 +61,18 @@ def test_each_epoch_has_its_own_crops_and_a_seed_repeats_them(split: FileSplit) 
     assert not torch.equal(one, other)
     alone = next(iter(held.batches([[2]], 1)))[0]
     assert torch.equal(alone[0], one[1])  # whatever else is in the batch
+
+
+def test_held_pixels_are_cropped_and_mirrored_as_torchvision_does_it(split: FileSplit) -> None:
+    picture = read_picture(split.files[0])
+    pixels = np.array(picture)
+    crop = v2.RandomResizedCrop((32, 32), scale=(0.25, 1.0), antialias=True)
+    mirrored = v2.Compose([crop, v2.RandomHorizontalFlip()])
+    for seed in range(4):
+        torch.manual_seed(seed)
+        expected = normalise(mirrored(torch.from_numpy(pixels).permute(2, 0, 1)), VIEW)
+        assert torch.equal(augmented(pixels, VIEW, AUGMENT, seed), expected)
+        assert torch.equal(augmented(picture, VIEW, AUGMENT, seed), expected)
 
 
 def test_a_bad_file_is_named(split: FileSplit) -> None:

@@ -52,6 +52,13 @@ def test_the_parts_of_a_plan_add_up() -> None:
     assert PLAN.done_s(2) == 24
 
 
+def test_updates_at_half_of_the_size_are_planned_with_a_quarter_of_the_time() -> None:
+    stage = StagePlan("backbone", epochs=10, updates=4, update_s=8.0, validation_s=1.0, half_size=0.6)
+    assert stage.done_s(6) == 24 * 2 + 6
+    assert stage.done_s(6, step=1) == 24 * 2 + 6 + 8
+    assert stage.total_s == 24 * 2 + 16 * 8 + 10
+
+
 def test_rivals_that_are_tuned_are_part_of_the_plan(settings: TrainSettings, data: Data) -> None:
     plans = [
         measure_plan(

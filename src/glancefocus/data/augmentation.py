@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -35,21 +37,31 @@ class AugmentSettings:
         check_fields(self)
 
 
-def augmented(picture: Image.Image, view: ViewSettings, augment: AugmentSettings, seed: int) -> Tensor:
-    """The normalised image (3, H, W) of a picture, randomly changed as the settings allow, and otherwise as in evaluation."""
+def augmented(
+    picture: Image.Image | NDArray[np.uint8], view: ViewSettings, augment: AugmentSettings, seed: int
+) -> Tensor:
+    """The normalised image (3, H, W) of a picture, randomly changed as the settings allow, and otherwise as in evaluation.
+
+    picture  an RGB picture, or its pixels (H, W, 3), of which only the part that is seen is copied
+    """
     ensure_torchvision()
     from torchvision.transforms import v2
 
+    size = (view.height_px, view.width_px)
+    cropped = augment.crop < 1 and view.fit != "whole"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if augment.crop < 1 and view.fit != "whole":
-            crop = v2.RandomResizedCrop((view.height_px, view.width_px), scale=(augment.crop, 1.0), antialias=True)
-            image: Tensor = normalise(crop(pixels_of(picture)), view)
-        else:
-            image, _ = view_picture(picture, view)
-        if augment.flip:
-            image = v2.RandomHorizontalFlip()(image)
-    return shifted(image, seed, augment.shift_px)
+        if cropped:
+            pixels = (
+                pixels_of(picture) if isinstance(picture, Image.Image) else torch.from_numpy(picture).permute(2, 0, 1)
+            )
+            part = v2.RandomResizedCrop(size, scale=(augment.crop, 1.0)).make_params([pixels])
+        flip = augment.flip and bool(torch.rand(1) < 0.5)
+    if cropped:
+        image = normalise(v2.functional.resized_crop(pixels, **part, size=list(size), antialias=True), view)
+    else:
+        image, _ = view_picture(picture if isinstance(picture, Image.Image) else Image.fromarray(picture), view)
+    return shifted(image.flip(-1) if flip else image, seed, augment.shift_px)
 
 
 def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:

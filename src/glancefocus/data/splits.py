@@ -334,11 +334,11 @@ class HeldPictures(FileSplit):
             yield batch
 
     def _image(self, index: int, seed: int | None) -> Batch:
-        picture = Image.fromarray(self.pixels[index])
+        pixels = self.pixels[index]
         if seed is None:
-            image, _ = view_picture(picture, self.view)
+            image, _ = view_picture(Image.fromarray(pixels), self.view)
         else:
-            image = augmented(picture, self.view, self.augment, mix(seed, index))
+            image = augmented(pixels, self.view, self.augment, mix(seed, index))
         return image, self.labels[index]
 
 
@@ -373,7 +373,7 @@ def _shrunk(file: Path, side: int) -> Pixels:
     if scale < 1:
         new = max(side, round(width * scale)), max(side, round(height * scale))
         picture = picture.resize(new, Image.Resampling.BILINEAR, reducing_gap=3.0)
-    return np.asarray(picture)
+    return np.array(picture)  # a copy, since torch warns of memory that must not be written to
 
 
 def first_images(split: Split, count: int) -> Split:

@@ -95,9 +95,7 @@ def _kept(encoder: nn.Module, frames: int, height: int, width: int) -> int:
     own = {id(p) for p in encoder.parameters()}
     was_training = encoder.training
     encoder.train()
-    images = torch.empty(
-        2 * frames, 3, height, width, device="meta"
-    )  # two images: batch norms need more than one value
+    images = torch.empty(2 * frames, 3, height, width, device="meta")  # batch norms need more than one value
     with _counting(own) as total:
         encoder(images)
     encoder.train(was_training)
@@ -131,21 +129,27 @@ _MOST_PLAN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The expected times of one stage: seconds per update and per validation."""
+    """The expected times of one stage: seconds per update and per validation.
+
+    half_size  share of the stage, its beginning, whose updates take a quarter of update_s
+    """
 
     name: str
     epochs: int
     updates: int
     update_s: float
     validation_s: float
-
-    @property
-    def epoch_s(self) -> float:
-        return self.updates * self.update_s + self.validation_s
+    half_size: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.epochs * self.epoch_s
+        return self.done_s(self.epochs)
+
+    def done_s(self, epoch: int, step: int = 0) -> float:
+        """The expected seconds before this step."""
+        steps = epoch * self.updates + step
+        cheap = min(steps, self.half_size * self.epochs * self.updates)
+        return (steps - 0.75 * cheap) * self.update_s + epoch * self.validation_s
 
 
 @dataclass(frozen=True)
@@ -171,10 +175,7 @@ class Plan:
     def done_s(self, index: int, epoch: int = 0, step: int = 0) -> float:
         """The expected seconds before this step of this stage."""
         before = sum(stage.total_s for stage in self.stages[:index])
-        if index >= len(self.stages):
-            return before
-        stage = self.stages[index]
-        return before + epoch * stage.epoch_s + step * stage.update_s
+        return before if index >= len(self.stages) else before + self.stages[index].done_s(epoch, step)
 
 
 def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
@@ -243,12 +244,11 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
         own: Any = getattr(settings, name)
         images, held_out = _images(name, settings, data)
         per_image, validated = measured[name]
-        batch = min(settings.batch_size, images)
-        per_image *= 1 - 0.75 * getattr(own, "half_size", 0.0)  # an update at half of the size costs a quarter
+        batch, cheap = min(settings.batch_size, images), getattr(own, "half_size", 0.0)
         if name == first_taught and scratch.teacher is not None:
             per_image += scratch.teacher.seconds_per_image / max(1, own.epochs)
             first_taught = None
-        stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated))
+        stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated, cheap))
     dearest = max(validated for _, validated in measured.values())
     finish_s = 10 + _FINISH_PASSES * len(data.val) * dearest
     rivals_s = _rivals_s(context, *measured["backbone"]) if "backbone" in measured else 0.0
@@ -357,9 +357,8 @@ def _class_words(data: Data) -> str:
 def _network_words(settings: TrainSettings) -> str:
     network = settings.network
     weights = settings.start or settings.weights or "random initialisation"
-    view = (
-        "images of any size" if network.view.fit == "whole" else f"{network.view.height_px}x{network.view.width_px} px"
-    )
+    size = f"{network.view.height_px}x{network.view.width_px} px"
+    view = "images of any size" if network.view.fit == "whole" else size
     patches = view_words(network.focus)
     patches = patches if patches.startswith("patches") else f"looks at {patches}"
     frames = f", {network.frames} frames per clip" if network.frames > 1 else ""
