@@ -65,6 +65,26 @@ def test_with_one_size_a_record_is_what_every_look_gives(make_bundle: MakeBundle
     )
 
 
+def test_a_view_of_the_whole_image_is_encoded_once_for_all_sequences_of_views(
+    make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    bundle, split = make_bundle(focus=("0.5@32", "whole@64"), classifier="summed", whole_encoder=True), noise(4)
+    assert bundle.net.whole_encoder is not None
+    seen: list[int] = []
+    hook = bundle.net.whole_encoder.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0]))
+    record, _ = recorded(bundle, split, tmp_path)
+    hook.remove()
+    assert seen == [4]  # of the seven looks of the tree three are at whole@64
+    images, _ = next(iter(split.batches([range(4)])))
+    with torch.inference_mode():
+        for column, views in enumerate([(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]):
+            look = bundle.net.glance(images)
+            for candidate in views:
+                look = bundle.net.focus(look, bundle.net.policy.aim(look, candidate))
+            confidence = bundle.calibration().calibrated(look).confidence
+            np.testing.assert_allclose(record.confidence[:, column], confidence.numpy(), rtol=0, atol=1e-5)
+
+
 def test_all_scores_of_every_look_are_written(make_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle, split = make_bundle(looks=2), noise(4)
     record, _ = recorded(bundle, split, tmp_path)

@@ -21,7 +21,7 @@ from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writin
 from glancefocus.files import fingerprint
 from glancefocus.look import Look, as_batch
 from glancefocus.loop import Entropy, ExitRule, Value
-from glancefocus.network.model import GlanceFocus
+from glancefocus.network.model import GlanceFocus, ModuleRunner
 from glancefocus.progress import Progress
 from glancefocus.values import one_line
 
@@ -73,6 +73,8 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
 
     With one candidate view these are simply all looks, in order.
     """
+    if net.runtime is None:
+        net = net.computed_by(ModuleRunner(net, whole_views={}))
     level = [rule.calibrated(net.glance(as_batch(images, net.settings.view)))]
     while level:
         following = []

@@ -118,7 +118,7 @@ class GlanceFocus(nn.Module):
     @property
     def runner(self) -> Runner:
         """Computes the parts: the network's own modules, unless computed_by gave it another one."""
-        return _ModuleRunner(self) if self._runner is None else self._runner
+        return ModuleRunner(self) if self._runner is None else self._runner
 
     def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
         """The first look: the whole of each image at low resolution.
@@ -236,10 +236,15 @@ class GlanceFocus(nn.Module):
 
 
 @dataclass(frozen=True)
-class _ModuleRunner:
-    """The network's own torch modules, as a runner."""
+class ModuleRunner:
+    """The network's own torch modules, as a runner.
+
+    whole_views  {candidate: encoding} of the views of the whole image that were seen already. Earlier looks do not change them, so
+                 where a batch is looked at in several orders they are encoded once. None: they are encoded at each look.
+    """
 
     net: GlanceFocus
+    whole_views: dict[int, Encoding] | None = None
 
     def glance(self, images: Tensor) -> Seen:
         encoding: Encoding = self.net.glance_encoder(images)
@@ -248,8 +253,11 @@ class _ModuleRunner:
 
     def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
         net = self.net
-        encoder = net.encoder_of(candidate)
-        encoding: Encoding = encoder(patches)
+        encoder, encoding = net.encoder_of(candidate), (self.whole_views or {}).get(candidate)
+        if encoding is None:
+            encoding = encoder(patches)
+            if self.whole_views is not None and net.candidates[candidate].is_whole:
+                self.whole_views[candidate] = encoding
         memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector), memory, candidate)
         return Seen(net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
 
