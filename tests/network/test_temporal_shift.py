@@ -71,7 +71,7 @@ def test_gradients_go_back_to_the_frame_that_the_channel_came_from() -> None:
     [
         ("resnet18", 8),
         ("resnet50", 16),
-        ("resnet101", 22),  # 3 + 4 + 3, and every second of the 23 blocks of its third stage
+        ("resnet101", 18),  # every second block of 3, 4, 23 and 3: 2 + 2 + 12 + 2
         ("regnety_002", 13),
         ("mobilenetv2_100", 10),  # TSM: inverted residuals with a shortcut
         ("mobilenetv3_large_100", 9),

@@ -50,7 +50,7 @@ FAMILIES = {
     "resnet": Family(("resnet",), policy=LINEAR_POLICY),
     "densenet": Family(("densenet",), policy=LINEAR_POLICY),
     "regnet": Family(("regnet",), first_answer="own_head_evaluating"),
-    "mobilenet": Family(("mobilenet",), looks=3, classifier="cascaded", first_answer="own_head"),
+    "mobilenet": Family(("mobilenet", "tf_mobilenet"), looks=3, classifier="cascaded", first_answer="own_head"),
     "efficientnet": Family(
         ("efficientnet", "tf_efficientnet"),
         looks=4,

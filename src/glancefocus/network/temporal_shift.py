@@ -26,7 +26,7 @@ _FIRST_CONVOLUTION = {
     "EdgeResidual": "conv_exp",
     "ConvNeXtBlock": "conv_dw",
 }
-_MANY_BLOCKS = 23  # in one stage: ResNet-101 and deeper shift in every second block only, as TSM does
+_MANY_BLOCKS = 23  # with that many in one stage (ResNet-101 and deeper) every second block of all stages is shifted, as in TSM
 
 
 def shift_frames(maps: Tensor, frames: int, div: int) -> Tensor:
@@ -82,8 +82,9 @@ def add_temporal_shift(backbone: nn.Module, frames: int, div: int) -> int:
 
 
 def _shifted_convolutions(backbone: nn.Module) -> Iterator[nn.Module]:
-    for stage in _stages(backbone):
-        step = 2 if len(stage) >= _MANY_BLOCKS else 1
+    stages = list(_stages(backbone))
+    step = 2 if any(len(stage) >= _MANY_BLOCKS for stage in stages) else 1
+    for stage in stages:
         for block in stage[::step]:
             # Inverted residuals that change the resolution or the width have no shortcut to keep the frame itself.
             if getattr(block, "has_skip", True):

@@ -34,7 +34,7 @@ from glancefocus.training.fitted import (
     fitted_sizes,
     survey,
 )
-from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings
+from glancefocus.training.settings import STAGE_WORDS, STAGES, AimSettings, TrainSettings
 
 NO_WEIGHTS = "none"
 """The option value that asks for random initialisation."""
@@ -56,7 +56,8 @@ def family_recipe(family: str) -> Recipe:
     return {
         "stages": stages,
         "recognise": {**recognise, "classifier_lr": 0.1},
-        "finetune": {**recognise, "classifier_lr": 0.01},
+        # Stage III samples its places as stage II does.
+        "finetune": {**recognise, "classifier_lr": 0.01, "deviation": AimSettings.deviation},
     }
 
 
@@ -97,7 +98,7 @@ SIGNS_RECIPE: Recipe = {
     "glance": {**FRESH_GLANCE, "epochs": 5},
     "recognise": {"epochs": 3, "classifier_lr": 0.1, "freeze_encoders": True},
     "aim": {"epochs": 5},
-    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02},
+    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "deviation": 0.0},
 }
 
 # With one candidate view, aims must be exact: exploration and learning rate fall along the stage, finetune leaves the glance

@@ -98,9 +98,8 @@ class RecogniseSettings:
     own_head_weight  lambda of Eq. 9; not used with a summed classifier, whose looks learn separately
     freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
     freeze_encoders  train the classifier only (video)
-    deviation        standard deviation of the noise added to the policy's aims in stage III, as a share of the image: where images
-                     are not augmented, the patches then still differ from epoch to epoch. 0, the paper's: no noise. Stage I
-                     aims at random anyway.
+    deviation        standard deviation of the noise added to the policy's aims in stage III, as a share of the image; in the
+                     paper's presets 0.1, as in stage II. Stage I aims at random anyway.
     mistaken_glances  share of the images whose glance memory in the classifier is replaced by that of another image (beyond the
                      paper). The classifier learns that patches may contradict a glance, which happens more often in new images
                      than in those that the glance encoder was trained on; 0: none
