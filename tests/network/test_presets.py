@@ -138,3 +138,9 @@ def test_either_a_preset_or_a_backbone_must_be_named() -> None:
 def test_a_change_that_cannot_work_says_why(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadSetting, match=sentence):
         network_settings("gf-resnet50-96", **changes)
+
+
+@pytest.mark.parametrize("backbone", ["mobilenetv3_large_100", "tf_mobilenetv3_large_100"])
+def test_a_backbone_belongs_to_its_family_with_the_weights_of_either_framework(backbone: str) -> None:
+    settings = network_settings(backbone=backbone, classes=10, glance_px=96, focus=("96",))
+    assert (settings.looks, settings.classifier, settings.first_answer) == (3, "cascaded", "own_head")

@@ -200,6 +200,28 @@ def test_a_shared_encoder_is_trained_once(make_context: Make) -> None:
     updated(stage, context, 1)
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "net",
+    [
+        {},
+        {"classifier": "cascaded", "first_answer": "own_head"},
+        {"first_answer": "own_head_evaluating"},
+        {"classifier": "summed"},
+        {"shared_encoder": True},
+    ],
+)
+def test_every_weight_that_stage_one_trains_gets_a_gradient(
+    net: dict[str, Any], weight: float, make_context: Make
+) -> None:
+    context = make_context(net, recognise={"own_head_weight": weight})
+    stage = RecogniseStage(context)
+    updated(stage, context, 1)
+    trained = {name: weight.grad for name, weight in context.net.named_parameters() if weight.requires_grad}
+    # Several processes would wait for the others for ever.
+    assert [name for name, gradient in trained.items() if gradient is None] == []
+
+
 @pytest.mark.parametrize("weight", [0.0, 1.0, 5.0])
 def test_the_loss_of_recognition_is_equation_9(weight: float, small_net: Callable[..., GlanceFocus]) -> None:
     net = small_net()

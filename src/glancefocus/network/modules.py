@@ -43,11 +43,17 @@ class Encoder(nn.Module):
         vector = self.backbone.forward_head(features, pre_logits=True).flatten(1)
         return Encoding(self._as_map(features, images.shape[-2:]), vector)
 
+    @property
+    def head_modules(self) -> tuple[nn.Module, ...]:
+        """The backbone's own classifier; distilled transformers have two."""
+        head = self.backbone.get_classifier()
+        return head if isinstance(head, tuple) else (head,)
+
     def own_head(self, vector: Tensor) -> Tensor:
         """What the backbone alone would answer, (B, classes): FC_t of the paper's regulariser (Eq. 9)."""
-        head = self.backbone.get_classifier()
-        if isinstance(head, tuple):  # distilled transformers have two heads and answer with their mean
-            return torch.stack([h(vector) for h in head]).mean(dim=0)
+        head, *second = self.head_modules
+        if second:  # two heads answer with their mean
+            return torch.stack([h(vector) for h in self.head_modules]).mean(dim=0)
         if isinstance(head, nn.Conv2d):  # of one pixel
             return head(vector[:, :, None, None]).flatten(1)  # type: ignore[no-any-return]
         answer: Tensor = head(vector)

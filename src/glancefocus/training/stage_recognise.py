@@ -16,7 +16,7 @@ from glancefocus.evaluation.every_look import evaluate_every_look
 from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.modules import SummedClassifier
+from glancefocus.network.modules import Encoder, SummedClassifier
 from glancefocus.network.policy import RandomCandidates, RandomPolicy
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
@@ -183,6 +183,18 @@ class RecogniseStage:
 
     def train_mode(self) -> None:
         train_only(self.context, [self.context.net.classifier, *self._trained_encoders()])
+        # Several processes wait for a gradient of every weight that is trained.
+        for encoder in self._unused_heads():
+            for head in encoder.head_modules:
+                head.requires_grad_(False)
+
+    def _unused_heads(self) -> list[Encoder]:
+        """The encoders whose own heads are in no loss: without the regulariser of Eq. 9, unless they give answers."""
+        net = self.context.net
+        if self.settings.own_head_weight > 0 or isinstance(net.classifier, SummedClassifier):
+            return []
+        unused = [net.focus_encoder, net.glance_encoder]
+        return [each for each in unused if net.settings.first_answer != "own_head" or each is not net.glance_encoder]
 
     def _trained_encoders(self) -> list[nn.Module]:
         net, settings = self.context.net, self.settings
