@@ -72,8 +72,8 @@ def test_rates_go_with_the_batch() -> None:
 @pytest.mark.parametrize(
     ("side_px", "sizes"),
     [
-        (500, {"glance_px": 96, "focus": ("0.8@128", "whole@224")}),
-        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "focus": ("0.8@64", "whole@128")}),
+        (500, {"glance_px": 96, "focus": ("0.8@128", "0.8@160", "whole@224")}),
+        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "focus": ("0.8@64", "0.8@96", "whole@128")}),
         (28, {"view": {"height_px": 64, "width_px": 64}, "glance_px": 32, "focus": ("0.8@32", "whole@64")}),
     ],
 )
