@@ -89,7 +89,7 @@ def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str
 def test_sizes_that_the_user_names_stay() -> None:
     named = {"glance_px": 64, "view": {"height_px": 320, "width_px": 448}}
     assert fitted_sizes(survey_of(10), named) == {
-        "focus": ("0.8@192", "whole@320"),
+        "focus": ("0.8@192", "0.8@224", "whole@320"),
         "looks": 3,
         "classifier": "summed",
         "whole_encoder": True,
