@@ -485,7 +485,7 @@ def test_source_px_is_the_height_and_the_width_of_the_image_that_is_looked_at(cl
     fitted = settings_from(
         TrainOptions(str(class_folders), backbone="test_resnet", weights="none", source_px=448)
     ).network
-    assert (fitted.glance_px, fitted.focus) == (192, ("0.8@256", "0.8@320", "whole@448"))
+    assert (fitted.glance_px, fitted.focus) == (192, ("0.8@256", "whole@448"))
 
 
 @pytest.mark.parametrize(

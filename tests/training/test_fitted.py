@@ -72,8 +72,8 @@ def test_rates_go_with_the_batch() -> None:
 @pytest.mark.parametrize(
     ("side_px", "sizes"),
     [
-        (500, {"glance_px": 96, "focus": ("0.8@128", "0.8@160", "whole@224")}),
-        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "focus": ("0.8@64", "0.8@96", "whole@128")}),
+        (500, {"glance_px": 96, "focus": ("0.8@128", "whole@224")}),
+        (64, {"view": {"height_px": 128, "width_px": 128}, "glance_px": 64, "focus": ("0.8@64", "whole@128")}),
         (28, {"view": {"height_px": 64, "width_px": 64}, "glance_px": 32, "focus": ("0.8@32", "whole@64")}),
     ],
 )
@@ -86,10 +86,18 @@ def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str
     }
 
 
+def test_a_second_zoomed_view_needs_enough_held_out_images_for_its_thresholds() -> None:
+    few, many = (Survey(("a",), {"train": {"a": 5 * n}, "val": {"a": n}}, (500,)) for n in (399, 400))
+    assert fitted_sizes(few, {})["focus"] == ("0.8@128", "whole@224")
+    assert fitted_sizes(many, {})["focus"] == ("0.8@128", "0.8@160", "whole@224")
+    # 4/7 and 5/7 of 64 px are both 32 px
+    assert fitted_sizes(many, {"view": {"height_px": 64, "width_px": 64}})["focus"] == ("0.8@32", "whole@64")
+
+
 def test_sizes_that_the_user_names_stay() -> None:
     named = {"glance_px": 64, "view": {"height_px": 320, "width_px": 448}}
     assert fitted_sizes(survey_of(10), named) == {
-        "focus": ("0.8@192", "0.8@224", "whole@320"),
+        "focus": ("0.8@192", "whole@320"),
         "looks": 3,
         "classifier": "summed",
         "whole_encoder": True,

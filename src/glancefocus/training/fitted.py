@@ -103,6 +103,7 @@ LARGE, HALF_SIZE = 1.5, 0.6
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
 EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
 ZOOMED_SHARES = (4 / 7, 5 / 7)  # sides of such squares in px, as shares of the image's side: 128 and 160 px of 224
+LEAST_FOR_TWO = 400  # held-out images: thresholds for another view, chosen on fewer, do not hold on new images
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
 ADAMW_RATE = 5e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
@@ -137,9 +138,10 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
         sizes["looks"] = 3
     if survey.noun != "images":
         return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(_part_of(shorter)),)}
-    # Photographs: a square around the object at two resolutions, and the whole image for what is still undecided.
+    # Photographs: a square around the object at one or two resolutions, and the whole image for what is still undecided.
     if not {"focus", "patch_px"} & network.keys():
-        zoomed = dict.fromkeys(f"{EXTENT:g}@{_part_of(shorter, share)}" for share in ZOOMED_SHARES)
+        shares = ZOOMED_SHARES if survey.count("val") >= LEAST_FOR_TWO else ZOOMED_SHARES[:1]
+        zoomed = dict.fromkeys(f"{EXTENT:g}@{_part_of(shorter, share)}" for share in shares)
         sizes["focus"] = (*zoomed, f"whole@{shorter}")
     if "classifier" not in network:
         sizes["classifier"] = "summed"
