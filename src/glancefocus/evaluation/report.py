@@ -240,7 +240,8 @@ def _budget_tables(verdict: Verdict) -> list[str]:
     units: dict[Unit, str] = {"macs": "multiply-adds", "ms": "milliseconds"}
     for unit, words in units.items():
         if rows := budget_rows_words(verdict, unit):
-            sections += [f"<h3>Average budgets of {words}</h3>", table_html(BUDGET_COLUMNS, escaped(rows))]
+            table = f'<div class="budgets">{table_html(BUDGET_COLUMNS, escaped(rows))}</div>'
+            sections += [f"<h3>Average budgets of {words}</h3>", table]
     note = (
         "Accuracy within each budget, with thresholds that were chosen on other images. The best rival is the best mix of two; "
         "the one that answers most of its images is named. A difference whose interval includes zero may be due to chance."

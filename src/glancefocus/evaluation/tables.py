@@ -44,6 +44,8 @@ h3 { font-size: 1rem; margin-bottom: .4rem; }
 table { border-collapse: collapse; margin: .8rem 0; display: block; overflow-x: auto; }
 td, th { padding: .25rem .8rem; border-bottom: 1px solid #eee; text-align: right; }
 td + td { white-space: nowrap; } td:first-child, th:first-child { text-align: left; }
+.budgets td:first-child { white-space: nowrap; }
+.budgets td:last-child, .budgets th:last-child { white-space: normal; text-align: left; min-width: 13rem; }
 .row { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; } .row > * { margin: 0; }
 svg { max-width: 100%; height: auto; } figure { margin: 0; } figcaption, .note { color: #555; font-size: .85rem; }
 .figures { display: grid; gap: 1.5rem 1rem; margin: 1rem 0; }
