@@ -26,9 +26,8 @@ _FIRST_CONVOLUTION = {
     "EdgeResidual": "conv_exp",
     "ConvNeXtBlock": "conv_dw",
 }
-_MANY_BLOCKS = (
-    23  # with that many in one stage (ResNet-101 and deeper) every second block of all stages is shifted, as in TSM
-)
+# With that many in one stage (ResNet-101 and deeper) every second block of all stages is shifted, as in TSM.
+_MANY_BLOCKS = 23
 
 
 def shift_frames(maps: Tensor, frames: int, div: int) -> Tensor:

@@ -57,7 +57,7 @@ class InitialiseSettings:
     distill    weight of the divergence from the answers of the trained backbone, see teacher.py (beyond the paper); labels have the
                rest. For glances and for rivals at smaller sizes: small inputs learn far more from it than from labels.
     half_size  for the stage backbone only: whole images have half of their size in this first share of the stage. Such updates
-               cost a quarter, and teach mostly the same.
+               cost a quarter. Not compared with full size throughout.
     """
 
     epochs: Epochs = 90
