@@ -12,7 +12,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadData
 from glancefocus.evaluation.verdict import Verdict
-from glancefocus.exits.budget import cross_fitted, solve_at, solve_within, wilson_interval, with_interval
+from glancefocus.exits.budget import cross_fitted, solve_at, thresholds_of_a_run, wilson_interval, with_interval
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.record import LookRecord
 from glancefocus.exits.table import LookTable, Thresholds
@@ -235,7 +235,7 @@ def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
 
     def choose(others: LookTable) -> Thresholds:
         if best:
-            return solve_within(others, None, seed=seed)
+            return thresholds_of_a_run(others, bundle.costs.backbone_macs, seed)
         return solve_at(others, [budget], seed=seed)[0]
 
     folds = FOLDS if table.sizes == 1 else 2  # with several sizes the search takes seconds
