@@ -14,6 +14,7 @@ from glancefocus.exits.genetic import (
     fixed_sequences,
     genetic_front,
     genetic_within,
+    larger_for_less_sure,
     rank_front,
     rank_within,
 )
@@ -217,3 +218,38 @@ def test_scores_that_are_all_equal_can_be_searched() -> None:
 def test_a_budget_below_one_glance_is_refused() -> None:
     with pytest.raises(BadBudget, match="less than one glance"):
         genetic_within(planted(), 0.5)
+
+
+def test_a_view_for_less_sure_images_than_a_larger_view_is_dropped() -> None:
+    thresholds = np.array(
+        [
+            [0.9, 0.5],  # the small view above 0.5, the large one below it: kept
+            [0.3, 0.8],  # the small view for the least sure images: they get the large one
+            [-1.0, 0.8],  # the large view only: kept
+            [0.7, 0.7],  # among equal ones the first, which is the small view: kept
+        ],
+        dtype=np.float32,
+    )[None]
+    kept = larger_for_less_sure(thresholds)[0]
+    assert kept.tolist() == np.array([[0.9, 0.5], [-1, 0.8], [-1, 0.8], [0.7, 0.7]], dtype=np.float32).tolist()
+
+
+def hopeless_at_a_glance(images: int) -> LookTable:
+    """Half of the images are sure and right. The others look hopeless, and only the large view gets some of them right.
+
+    The small view costs 1 more than the glance, the large one 10: among a few images it can seem to pay to give up.
+    """
+    score = np.tile(np.array([0.9, 0.1], dtype=np.float32)[np.arange(images) % 2][:, None], (1, 3))
+    correct = np.zeros((images, 3), dtype=np.bool_)
+    correct[::2] = True
+    correct[1::4, 2] = True
+    return LookTable(score, correct, np.array([1.0, 2.0, 11.0]), sizes=2)
+
+
+@pytest.mark.parametrize(("images", "ordered"), [(396, True), (400, False)])
+def test_with_few_images_less_sure_ones_never_get_a_smaller_view(images: int, ordered: bool) -> None:
+    code = GeneCode(hopeless_at_a_glance(images))
+    genes = np.random.default_rng(0).random((200, code.genes_each))
+    first = code.thresholds(genes)[:, 0]
+    reversed_order = (first[:, 0] > -1) & (first[:, 0] < first[:, 1])
+    assert bool(reversed_order.any()) is not ordered

@@ -18,6 +18,8 @@ from glancefocus.exits.table import LookTable, Thresholds, Worth, check_budget, 
 END_SHARE = 0.1
 START_BUDGETS = 20
 MUTATIONS = 1.5  # genes of a child that change, on average
+# With fewer images, the less sure one is, the larger its next view must be, see larger_for_less_sure.
+ENOUGH_FOR_ANY_ORDER = 400
 SMALLEST_STEP, LARGEST_STEP = 0.002, 0.5  # of a mutation, drawn evenly on a logarithmic scale
 
 Genes = NDArray[np.float64]
@@ -169,6 +171,7 @@ class GeneCode:
 
     def __init__(self, table: LookTable) -> None:
         self.table = table
+        self.ordered = len(table) < ENOUGH_FOR_ANY_ORDER
         self.genes_each = (table.looks - 1) * table.sizes
         self._values = [self._ladder(level) for level in table.levels(np.arange(table.score.shape[1]))[:-1]]
 
@@ -185,7 +188,7 @@ class GeneCode:
         for look, values in enumerate(self._values):
             place = (genes[:, look] * len(values)).astype(np.int64)
             thresholds[:, look] = values[np.minimum(place, len(values) - 1)]
-        return thresholds
+        return larger_for_less_sure(thresholds) if self.ordered else thresholds
 
     def genes(self, thresholds: NDArray[np.float32]) -> Genes:
         """(P, (T - 1) K) the middle of all genes that stand for these (P, T, K) thresholds."""
@@ -203,6 +206,17 @@ class GeneCode:
         mixed = random.integers(0, len(genes), (count - len(kept) - len(by_chance), self.genes_each))
         mixtures = np.take_along_axis(genes, mixed, axis=0) + random.normal(0, 0.05, mixed.shape)
         return np.concatenate([kept, np.clip(mixtures, 0, 1), by_chance])
+
+
+def larger_for_less_sure(thresholds: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Thresholds (P, T, K) without the views that would be shown to less sure images than a larger view is.
+
+    Among a few images some look hopeless, and it seems to pay to save on them: they get the smallest view, again and again. On new
+    images that saves on those which need a close look most. Here a threshold below that of a larger view becomes -1 (never this
+    view), so that the larger view gets all of these images.
+    """
+    largest = np.maximum.accumulate(thresholds[..., ::-1], axis=-1)[..., ::-1]
+    return np.where(thresholds < largest, np.float32(-1), thresholds)
 
 
 class Archive:
