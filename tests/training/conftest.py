@@ -99,12 +99,15 @@ def context_of() -> Callable[..., TrainingContext]:
 def square_world(context_of: Callable[..., TrainingContext]) -> Callable[..., TrainingContext]:
     """Makes the toy world: a frozen network that reads any square that it is aimed at, under a policy that knows nothing yet."""
 
-    def make(head: str = "conv", looks: int = 3, seed: int = 0, point: Any = None, **aim: Any) -> TrainingContext:
-        policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64)  # type: ignore[arg-type]
+    def make(
+        head: Any = "conv", looks: int = 3, seed: int = 0, point: Any = None, place: bool = False, **aim: Any
+    ) -> TrainingContext:
+        policy_settings = PolicySettings(head=head, conv_channels=4, linear_units=64, units=64, place=place)
         settings = NetworkSettings("none", 2, GLANCE_PX, (str(PATCH_PX),), looks, policy=policy_settings, view=AS_IT_IS)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            policy = LearntPolicy(policy_settings, 1, GLANCE_PX, (GLANCE_PX,), (1, 0))
+            extents = (PATCH_PX / AS_IT_IS.height_px,)
+            policy = LearntPolicy(policy_settings, 1, GLANCE_PX, (GLANCE_PX,), (1, 0), extents=extents)
         net = GlanceFocus(settings, Brightness(), Brightness(), Evidence(), policy).eval()  # type: ignore[arg-type]
         return context_of(net, bright_squares(2000, 1), bright_squares(300, 2), aim=aim, point=point or {})
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.splits import FileSplit, MemorySplit, shuffled
 from glancefocus.errors import BadRun, BadSetting
-from glancefocus.evaluation.every_look import evaluate_every_look
-from glancefocus.look import Aim, Look
+from glancefocus.evaluation.every_look import evaluate_every_look, holds
+from glancefocus.look import Aim, Look, as_batch
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoding
 from glancefocus.settings import from_plain, native, whole
+from glancefocus.training.episode import MixedGlances, play
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage, pointing_loss
@@ -75,6 +76,30 @@ def test_the_policy_learns_from_gradients_through_crops_alone(square_world: Worl
     learn(context)
     context.net.focus_encoder = reads_by_steps
     assert hit_rate(context)[0] > 0.4
+
+
+def corrected(context: TrainingContext) -> float:
+    """Of the first looks that miss because the glance shows two squares, the share that is followed by one that hits."""
+    val, net = context.data.val, context.net
+    assert val.boxes is not None
+    images, _ = next(iter(val.batches([range(len(val))])))
+    with torch.no_grad():
+        misled = MixedGlances(net, 0.999, torch.Generator().manual_seed(1))
+        looks = play(misled, as_batch(images, net.settings.view), 3, net.policy)
+    image_hw, view = (images.shape[-2], images.shape[-1]), net.candidates[0]
+    aims = [look.aim.where for look in looks[1:] if look.aim is not None]
+    first, second = (holds(where, val.boxes, image_hw, view) for where in aims)
+    assert float((~first).float().mean()) > 0.2  # there is something to correct
+    return float(second[~first].float().mean())
+
+
+def test_a_policy_that_was_misled_by_glances_learns_to_look_elsewhere(square_world: World) -> None:
+    shares = {}
+    for share in (0.0, 0.7):
+        context = square_world(looks=3, place=True, point={"lr": 5e-3, "mixed_glances": share})
+        learn(context, steps=200)
+        shares[share] = corrected(context)
+    assert shares[0.7] > 1.6 * shares[0.0]
 
 
 def test_a_stage_that_learns_from_nothing_is_refused() -> None:

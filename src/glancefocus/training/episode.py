@@ -228,6 +228,29 @@ class MistakenGlances:
         return self.net.focus(look, aim)
 
 
+class MixedGlances:
+    """A network whose feature map of the glance, which the policy sees, is for some images mixed with that of another image.
+
+    Then two places look right. A policy that looks at the wrong one finds nothing there, and learns to go to the other. Glances
+    at training images mislead it too rarely to learn that from them. Answers are not changed.
+
+    share  of the images
+    """
+
+    def __init__(self, net: LookingNetwork, share: float, generator: torch.Generator) -> None:
+        self.net = net
+        self.share = share
+        self.generator = generator
+
+    def glance(self, scene: Scene) -> Look:
+        look = self.net.glance(scene)
+        mixed = (torch.rand(look.count, 1, 1, 1, generator=self.generator) < self.share).to(look.map.device)
+        return replace(look, map=torch.where(mixed, torch.maximum(look.map, look.map.roll(1, 0)), look.map))
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        return self.net.focus(look, aim)
+
+
 class SometimesRandom:
     """Another policy, but for a share of the images at random places; these may miss, as the policy's own may in new images."""
 

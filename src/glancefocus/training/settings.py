@@ -166,6 +166,8 @@ class PointSettings(PolicyTraining):
     crop_weight      weight of the cross-entropy of the frozen focus encoder at the aim, whose gradient reaches the policy through
                      bilinear crops, as in AdaFocus V2. The gradient is local: it corrects aims that nearly hit, and is useless
                      for a patch far from the object.
+    mixed_glances    share of the images whose glance is mixed with another one, so that the policy sometimes looks at a wrong place
+                     first, and learns to look elsewhere then
     """
 
     epochs: Epochs = 5
@@ -175,6 +177,7 @@ class PointSettings(PolicyTraining):
     deviation_end: PositiveRate | None = 0.005
     evidence_weight: Weight = 1.0
     crop_weight: Weight = 0.0
+    mixed_glances: PartialShare = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,7 @@ from glancefocus.training.episode import (
     ComparingNetwork,
     ExploringPolicy,
     Judge,
+    MixedGlances,
     accuracy_after,
     after_exploring,
     contrastive_reward,
@@ -353,7 +354,10 @@ class PointStage(AimStage):
             drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
             explorer = ExploringPolicy(drawn, deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
+            looking = self.glances.network(scene, moment.rows)
+            if self.point.mixed_glances > 0:
+                looking = MixedGlances(looking, self.point.mixed_glances, moment.generator)
+            looks = play(looking, scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
         if self.point.evidence_weight > 0:
