@@ -165,6 +165,7 @@ class Outcome:
     thresholds  the score had to be above this to stop after each look; None if unknown
     score       the score that is compared with them: confidence, entropy, ...
     notes       what is unusual about each image, such as "upscaled from 20x9 px"; empty: nothing for any image
+    problems    why a part of an image could not be read, so that its answer is worth nothing; empty texts: no problem
     placements  where each image lies in its picture
     image_px    (N, 2) height and width of each image; None if unknown
     views       the candidate views of the network; empty if unknown
@@ -185,6 +186,7 @@ class Outcome:
     thresholds: tuple[float, ...] | None = None
     score: str = "confidence"
     notes: tuple[tuple[str, ...], ...] = ()
+    problems: tuple[str, ...] = ()
     placements: tuple[Placement, ...] = ()
     image_px: Tensor | None = None
     views: tuple[View, ...] = ()
@@ -274,8 +276,11 @@ class Outcome:
         notes: tuple[tuple[str, ...], ...] = ()
         if any(part.notes for part in parts):
             notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
-        placements = tuple(itertools.chain.from_iterable(part.placements for part in parts))
-        return replace(parts[0], **tensors, notes=notes, placements=placements)
+        placements, problems = (
+            tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+            for name in ("placements", "problems")
+        )
+        return replace(parts[0], **tensors, notes=notes, placements=placements, problems=problems)
 
 
 class OutcomeRecorder:

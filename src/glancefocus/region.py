@@ -75,11 +75,16 @@ class Placement:
 
     def box_in_picture(self, top: float, left: float, height: int, width: int) -> Box:
         """The box of a region in pixels of the picture; the arguments are in pixels of the image."""
+        left_px, top_px, right_px, bottom_px = self.exact_box(top, left, height, width)
+        return round(left_px), round(top_px), round(right_px), round(bottom_px)
+
+    def exact_box(self, top: float, left: float, height: int, width: int) -> tuple[float, float, float, float]:
+        """The same, not rounded: it may lie between pixels."""
         return (
-            round((left + self.offset_x) / self.scale_x),
-            round((top + self.offset_y) / self.scale_y),
-            round((left + width + self.offset_x) / self.scale_x),
-            round((top + height + self.offset_y) / self.scale_y),
+            (left + self.offset_x) / self.scale_x,
+            (top + self.offset_y) / self.scale_y,
+            (left + width + self.offset_x) / self.scale_x,
+            (top + height + self.offset_y) / self.scale_y,
         )
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import glancefocus
-from glancefocus.bundle import files, predicting
-from glancefocus.bundle.predicting import Viewed
+from glancefocus.bundle import files, predicting, viewing
 from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
+from glancefocus.bundle.viewing import ReadAhead, Viewed
 from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
@@ -28,6 +28,7 @@ from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Costs, Outcome
+from glancefocus.progress import Progress
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, refuse_deadline
@@ -194,8 +195,8 @@ class Bundle:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
-        sources = predicting.listed(pictures, self.settings.frames)
-        viewed = map(partial(predicting.viewed, self), sources)
+        sources = viewing.listed(pictures, self.settings.frames)
+        viewed = ReadAhead(sources, self.view)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
             batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
@@ -233,7 +234,7 @@ class Bundle:
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = map(partial(predicting.arrived, self), pictures)  # a generator would keep the last picture in memory
+        viewed = map(partial(viewing.arrived, self.view), pictures)  # a generator would keep the last picture in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -244,32 +245,35 @@ class Bundle:
 
     def predict_images(self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32) -> Outcome:
         """As predict, for images that are resized and normalised already; rule: see exit_rule."""
-        batch_size = checked(BatchSize, batch_size, "batch_size")
-        return predicting.joined(
-            predicting.run_apart(self, predicting.cut([Viewed(image) for image in images], batch_size), rule)
-        )
+        batches = predicting.cut([Viewed(image) for image in images], checked(BatchSize, batch_size, "batch_size"))
+        return predicting.joined(predicting.run_apart(self, batches, rule))
 
-    def view(self, picture: Picture, *, max_pixels: int | None = None, keep_pictures: bool = False) -> Viewed:
+    def view(
+        self,
+        picture: Picture,
+        *,
+        max_pixels: int | None = None,
+        keep_pictures: bool = False,
+        progress: Progress | None = None,
+    ) -> Viewed:
         """Read a picture or clip as the network looks at it; predict and predict_stream take the result. Raises BadImage.
 
         max_pixels     refuse a picture with more pixels than this; None: the usual limit
         keep_pictures  keep the picture, or some frames of a clip, to draw on
+        progress       reports the making of tiles, for a picture that is too large to be decoded whole
         """
-        return predicting.view(picture, self.settings, max_pixels, keep_pictures)
+        return viewing.view(picture, self.settings, viewing.Reading(max_pixels, keep_pictures, progress))
 
     @property
     def least_px(self) -> int:
         """Side of the largest patch; smaller pictures are upscaled until it fits."""
-        return predicting.least_px(self.settings)
+        return viewing.least_px(self.settings)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""
         folder = Path(folder)
-        if (
-            folder.exists()
-            and not (folder / files.SETTINGS_FILE).exists()
-            and (folder.is_file() or any(folder.iterdir()))
-        ):
+        foreign = folder.exists() and not (folder / files.SETTINGS_FILE).exists()
+        if foreign and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
             files.replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)

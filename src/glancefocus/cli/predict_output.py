@@ -23,6 +23,7 @@ from glancefocus.values import lines_kept
 if TYPE_CHECKING:
     from PIL import Image
 
+    from glancefocus.data.file_picture import FilePicture
     from glancefocus.outcome import Outcome
 
 FORMS = ("json", "jsonl", "csv")
@@ -69,33 +70,46 @@ def make_folder(folder: Path) -> None:
         raise BadSetting(f"the folder {folder} cannot be made: {error.strerror}. Choose another one.") from None
 
 
-def draw(
-    outcome: "Outcome",
-    row: int,
-    name: str,
-    pictures: Sequence["Image.Image"],
-    scale: float,
-    folder: Path,
-    number: int,
-) -> None:
+@dataclass(frozen=True)
+class Drawn:
+    """What the looks at a picture are drawn on.
+
+    pictures  the picture, an overview of it, or frames of a clip
+    scale     size of the pictures divided by the size of the original
+    file      a large picture, of which each look is drawn by itself, too; None for others
+    """
+
+    pictures: "Sequence[Image.Image]"
+    scale: float = 1.0
+    file: "FilePicture | None" = None
+
+
+def draw(outcome: "Outcome", row: int, name: str, drawn: Drawn, folder: Path, number: int) -> None:
     """Write a picture, or frames of a clip, with its looks drawn on it; the file is called by its number and name.
 
-    scale  size of the pictures divided by the size of the original
+    Of a large picture, each focus look is a file of its own, with the number of the look at the end of its name.
     """
     from glancefocus.evaluation.boxes import draw_strip, looks_taken
 
     truth = Path(name).parent.name
     known = truth in (outcome.classes or ())
     boxes = [
-        (round(left * scale), round(top * scale), round(right * scale), round(bottom * scale))
+        (round(left * drawn.scale), round(top * drawn.scale), round(right * drawn.scale), round(bottom * drawn.scale))
         for left, top, right, bottom in outcome.boxes[row]
     ]
     looks = looks_taken(outcome, row, boxes, truth if known else None)
     title = f"{Path(name).name}" + (f" (is {truth})" if known else "")
     notes = [f"stopped: {outcome.stopped(row)}", *(outcome.notes[row] if outcome.notes else ())]
-    drawing = draw_strip(pictures, looks, title=title, notes=notes)
+    drawing = draw_strip(drawn.pictures, looks, title=title, notes=notes, trail=drawn.file is not None)
     stem = "stdin" if name == "-" else Path(name).stem[:50]  # file names have at most 255 bytes
-    file = folder / f"{number:05d}-{stem}.png"
+    _save(drawing, folder / f"{number:05d}-{stem}.png")
+    if drawn.file is None:
+        return
+    for look, (box, px) in enumerate(zip(outcome.boxes[row], outcome.patch_px[row].tolist(), strict=False), start=2):
+        _save(drawn.file.cut(box, (px, px)), folder / f"{number:05d}-{stem}-look{look}.png")
+
+
+def _save(drawing: "Image.Image", file: Path) -> None:
     try:
         write_file(file, lambda stream: drawing.save(stream, format="PNG"))
     except OSError as error:

@@ -104,11 +104,17 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
 
 
 def draw_strip(
-    pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "", notes: Sequence[str] = ()
+    pictures: Sequence[Image.Image],
+    looks: Sequence[LookDrawn],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    trail: bool = False,
 ) -> Image.Image:
     """The frames of one clip side by side, each with all boxes and tags, above one caption, as in the paper's figure of videos.
 
     notes  more lines at the end of the caption
+    trail  connect the looks by lines, in their order: boxes in the overview of a large picture may be tiny
     """
     factor = enlargement(pictures[0].size)
     size = (pictures[0].width * factor, pictures[0].height * factor)
@@ -122,20 +128,26 @@ def draw_strip(
     height = size[1] + len(lines) * line_height + (font_px if lines else 0)
     canvas = Image.new("RGB", (canvas_width, height), _PAPER)
     for column, picture in enumerate(pictures):
-        canvas.paste(_marked(picture, looks, factor, font), (column * step, 0))
+        canvas.paste(_marked(picture, looks, factor, font, trail), (column * step, 0))
     draw = ImageDraw.Draw(canvas)
     for row, line in enumerate(lines):
         _draw_line(draw, line, (font_px // 2, size[1] + font_px // 2 + row * line_height), line_height, font)
     return canvas
 
 
-def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font) -> Image.Image:
-    """The enlarged picture with a box and a tag for each look."""
+def _marked(
+    picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font, trail: bool = False
+) -> Image.Image:
+    """The enlarged picture with a box and a tag for each look, and perhaps a line from each to the next."""
     width, height = picture.width * factor, picture.height * factor
     line_px = max(3, min(width, height) // 120)
     canvas = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(canvas)
     boxes = [_drawn_box(look.box, factor, (width, height)) for look in looks]
+    if trail and len(boxes) > 1:
+        middles = [((left + right) / 2, (top + bottom) / 2) for left, top, right, bottom in boxes]
+        draw.line(middles, fill=_PAPER, width=line_px + 2)
+        draw.line(middles, fill=_TEXT, width=max(1, line_px // 2))
     for look, box in zip(looks, boxes, strict=True):
         _draw_box(draw, box, look.colour, line_px if look.box is not None else max(1, line_px // 2))
     taken: list[Box] = []  # tags are drawn after all boxes, so that no line crosses a number
