@@ -136,6 +136,7 @@ def place(
         for number, picture in enumerate(read_clip(clip, 6, lambda picture: picture).frames):
             picture.save(folder / "folder-of-frames" / f"{number}.png")
         write_pictures(folder / "photos")
+        Image.radial_gradient("L").resize((2400, 1800)).convert("RGB").save(folder / "scan.png", compress_level=1)
         for number in range(12):
             kind = folder / "clips" / ("wave" if number % 2 else "nod")
             kind.mkdir(parents=True, exist_ok=True)
@@ -172,6 +173,7 @@ def test_the_pages_have_the_examples_that_this_file_tests() -> None:
         "docs/train.md",
         "docs/budgets.md",
         "docs/video.md",
+        "docs/large.md",
         "docs/fast.md",
         "docs/export.md",
     ):
