@@ -348,7 +348,8 @@ class OutcomeRecorder:
         table["answer"][rows, index] = _array(answer)
         table["confidence"][rows, index] = _array(confidence)
         if look.aim is not None:
-            table["where"][rows, index - 1] = _array(look.aim.where)
+            assert look.where is not None
+            table["where"][rows, index - 1] = _array(look.where)
             candidate = look.candidate
             table["candidate"][rows, index - 1] = _array(candidate) if isinstance(candidate, Tensor) else candidate
         left, was_sure = _array(leaving), _array(sure)

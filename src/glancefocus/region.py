@@ -116,6 +116,27 @@ def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
     return (where.float().clamp(0, 1) * room).floor().long()
 
 
+def zoomed(where: Tensor, seen: Tensor, extent_px: Tensor, sizes: Tensor) -> Tensor:
+    """(B, 2) the place in the whole image of a square that was aimed relative to the region of the last look.
+
+    A smaller square lies inside that region: 0 puts it against the region's top or left edge, 1 against its bottom or right. A
+    larger one lies around it: 0 puts it so that the region is in its top or left corner, 1 in the opposite one. A square of about
+    the same size is moved: 0 by its own side up or left, 0.5 not at all, 1 down or right. None of them leaves the image.
+
+    where      (B, 2) in [0, 1] as (y, x), relative to the region
+    seen       (B, 4) top, left, height and width of that region in pixels
+    extent_px  (B,) side of the square in pixels
+    sizes      (B, 2) height and width of the images in pixels
+    returns    (B, 2) as top_left takes it
+    """
+    extent, room = extent_px[:, None], seen[:, 2:] - extent_px[:, None]
+    moved = torch.where(room.abs() < extent / 4, (2 * where - 1) * extent, where * room)
+    free = (sizes - extent).clamp_min(0)
+    begin = torch.minimum((seen[:, :2] + moved).round().clamp_min(0), free)
+    # Half a pixel more, so that top_left, which rounds down, finds the same pixel again.
+    return torch.where(free > 0, (begin + 0.5) / free.clamp_min(1), 0).clamp(0, 1)
+
+
 def _check_fits(height_px: int, width_px: int, px: int) -> None:
     if px > height_px or px > width_px:
         raise ImageTooSmall(

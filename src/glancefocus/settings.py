@@ -178,6 +178,8 @@ class NetworkSettings:
     first_answer   the part that answers the glance: the classifier, the glance encoder's own head, or that head only in evaluation
     whole_encoder  views of the whole image have an encoder of their own, which stays the plain backbone (beyond the paper; with
                    summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones.
+    zoom           coarse to fine (beyond the paper): the policy aims inside, or beside, the region that the last look saw, instead
+                   of anywhere in the image. For large images with candidate views in steps, such as 0.25@224, 0.0625@224, 224.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -194,6 +196,7 @@ class NetworkSettings:
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
     whole_encoder: bool = False
+    zoom: bool = False
     frames: Frames = 1
     shift_div: ShiftDivisor = 8
     backbone_options: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, Scene, frames_of, padded_alike
+from glancefocus.look import Aim, Look, Scene, frames_of, padded_alike, sizes_of
 from glancefocus.loop import ExitRule, LookingNetwork, Policy, look_closer, policy_for, release
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.region import Region
@@ -207,6 +207,10 @@ class JoinedScenes:
     @property
     def frames(self) -> int:
         return frames_of(self.scenes[0])
+
+    @property
+    def sizes(self) -> Tensor:
+        return torch.cat([sizes_of(scene) for scene in self.scenes])
 
     def view(self, region: Region) -> Tensor:
         regions = region.split([scene.count for scene in self.scenes])

@@ -94,6 +94,11 @@ class FileScene:
     def count(self) -> int:
         return len(self.images)
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [(image.shape[-2], image.shape[-1]) for image in self.images]
+
     def view(self, region: Region) -> Tensor:
         places = [None] * self.count if region.where is None else list(region.where)
         readers = min(self.count, os.cpu_count() or 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.verdict import Size
 from glancefocus.exits.curve import Latency
-from glancefocus.look import Aim, Look, Scene, as_scene, frames_of
+from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, sizes_of
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.machine import device_name
 from glancefocus.network.model import GlanceFocus, Runner, Seen
@@ -193,6 +193,10 @@ class TimedScene:
     @property
     def frames(self) -> int:
         return frames_of(self.scene)
+
+    @property
+    def sizes(self) -> Tensor:
+        return sizes_of(self.scene)
 
     def view(self, region: Region) -> Tensor:
         seen: Tensor = self.watch.time("resize" if region.where is None else "crop", lambda: self.scene.view(region))

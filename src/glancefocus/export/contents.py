@@ -299,6 +299,8 @@ def _candidate(settings: NetworkSettings, number: int, graphs: list[Graph]) -> C
 
 def check_exportable(bundle: Bundle) -> None:
     """Refuse a bundle that predict.py cannot run."""
+    if bundle.settings.zoom:
+        raise BadSetting("networks with zoom=true cannot be exported: predict.py cannot zoom. Use the bundle itself.")
     if bundle.score == "random":
         raise BadSetting(
             "this bundle stops at random, which is meant for comparisons only. Choose another score with `gf budget --score`."

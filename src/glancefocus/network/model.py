@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, padded_alike
+from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, padded_alike, sizes_of
 from glancefocus.network.modules import (
     Aimed,
     Classifier,
@@ -25,7 +25,7 @@ from glancefocus.network.modules import (
     SummedClassifier,
     rows_by_candidate,
 )
-from glancefocus.region import Region
+from glancefocus.region import Region, zoomed
 from glancefocus.settings import GLANCE, NetworkSettings
 
 
@@ -156,12 +156,11 @@ class GlanceFocus(nn.Module):
     def focus(self, look: Look, aim: Aim) -> Look:
         """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
         number, candidate = look.number + 1, aim.candidate
+        where = self._place(look, aim) if self.settings.zoom else aim.where
         if isinstance(candidate, int):
-            seen = self.runner.focus(
-                look.scene.view(self._region(candidate, aim.where)), look.memory, number, candidate
-            )
+            seen = self.runner.focus(look.scene.view(self._region(candidate, where)), look.memory, number, candidate)
         else:
-            seen = self._focus_by_candidate(look, aim, candidate, number)
+            seen = self._focus_by_candidate(look, where, candidate, number)
         return Look(
             number=number,
             scene=look.scene,
@@ -173,15 +172,39 @@ class GlanceFocus(nn.Module):
             memory=seen.memory,
             policy_memory=aim.memory,
             aim=aim,
+            place=where if self.settings.zoom else None,
             known_best=seen.best,
         )
 
-    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int) -> Seen:
+    def _place(self, look: Look, aim: Aim) -> Tensor:
+        """(B, 2) where an aim relative to the region of the last look is in the whole image."""
+        sizes = sizes_of(look.scene)
+        seen = torch.cat([torch.zeros_like(sizes), sizes], dim=1)
+        last, where = self._extents_px(look.candidate, sizes), look.where
+        if where is not None:
+            free = (sizes - last[:, None]).clamp_min(0)
+            begin = (where.to(sizes) * free).floor()
+            square = torch.cat([begin, last[:, None].expand(-1, 2)], dim=1)
+            seen = torch.where(last[:, None] > 0, square, seen)
+        place = zoomed(aim.where.to(sizes), seen, self._extents_px(aim.candidate, sizes), sizes)
+        return place.to(aim.where)
+
+    def _extents_px(self, candidate: int | Tensor, sizes: Tensor) -> Tensor:
+        """(B,) side of the squares that looks at candidates cover in images of these sizes; 0: the whole image."""
+        numbers = [candidate] * len(sizes) if isinstance(candidate, int) else candidate.tolist()
+        views = [None if number == GLANCE else self.candidates[number] for number in numbers]
+        sides = [
+            0 if view is None or view.is_whole else view.extent_px(int(height), int(width))
+            for view, (height, width) in zip(views, sizes.tolist(), strict=True)
+        ]
+        return torch.tensor(sides, dtype=sizes.dtype)
+
+    def _focus_by_candidate(self, look: Look, where: Tensor, candidate: Tensor, number: int) -> Seen:
         """The same for rows with different candidate views, which are computed view by view, not padded."""
         groups = rows_by_candidate(candidate)
         seen = []
         for each, rows in groups:
-            views = look.scene.keep(rows).view(self._region(each, aim.where[rows]))
+            views = look.scene.keep(rows).view(self._region(each, where[rows]))
             seen.append(self.runner.focus(views, look.memory[rows], number, each))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]

@@ -292,11 +292,11 @@ class LearntPolicy(nn.Module):
         if self.extents is None:
             return None
         like = look.map
-        if look.aim is None:
+        if look.where is None:
             return torch.tensor([0.5, 0.5, 1.0], dtype=like.dtype, device=like.device).expand(like.shape[0], 3)
         extents = torch.tensor([*self.extents, 1.0], dtype=like.dtype, device=like.device)
         extent = extents[look.candidate].expand(like.shape[0])
-        where = torch.where(extent[:, None] < 1, look.aim.where.to(like.dtype), 0.5)
+        where = torch.where(extent[:, None] < 1, look.where.to(like), 0.5)
         return torch.cat([where, extent[:, None]], dim=1)
 
     def side_of(self, candidate: int) -> int:
