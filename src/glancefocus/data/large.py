@@ -1,5 +1,6 @@
 """Opens large pictures for reading part by part, where their format allows it."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ MAX_PYRAMID_PIXELS = 1 << 34
 """Limit for pictures of which only parts are ever decoded, where a user sets none."""
 _WHOLE_RANGE = ("I", "F")  # modes whose smallest and largest value decide what is black and white
 _TILE_WIDTH = 322  # tag of a TIFF
+_LEAST_BYTES = 1 << 18  # smaller files are never so large that training would not decode them
 
 
 class Header(NamedTuple):
@@ -99,6 +101,26 @@ def is_read_by_parts(source: object) -> bool:
     if header is None or header.pixels <= LARGE_PIXELS:
         return False
     return (header.format_name == "JPEG" and header.pixels <= MAX_PIXELS) or (header.tiled and has_vips())
+
+
+def is_huge(file: Path) -> bool:
+    """Whether a picture has so many pixels that training does not decode it whole."""
+    try:
+        header = read_header(file) if os.stat(file).st_size >= _LEAST_BYTES else None
+    except (OSError, ValueError):  # read_picture says what is wrong
+        return False
+    return header is not None and header.pixels > HELD_PIXELS
+
+
+def read_shrunk(file: Path, shorter_px: int) -> Image.Image:
+    """The picture in a file for training, in RGB, upright: as read_picture gives it, or smaller if it is huge.
+
+    Of a huge picture only as much is decoded as a shorter side of twice this many pixels needs.
+    """
+    picture = open_large(file) if is_huge(file) else None
+    if picture is None:
+        return read_picture(file)
+    return picture.overview(2 * shorter_px * max(picture.size) // min(picture.size))[0]
 
 
 def make_tiles(

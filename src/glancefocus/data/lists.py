@@ -14,7 +14,7 @@ from torch import Tensor
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.clips import VIDEO_SUFFIXES, ClipFileSplit, clips_inside, holds_frames, read_clip
 from glancefocus.data.folders import SUFFIXES, walk_visible
-from glancefocus.data.images import read_picture
+from glancefocus.data.large import read_shrunk
 from glancefocus.data.splits import FileSplit, Row
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.machine import open_file
@@ -49,7 +49,7 @@ class Pictures:
         return sorted(file for file in pictures if file.is_file())
 
     def check(self, file: Path) -> tuple[str, ...]:
-        read_picture(file)
+        read_shrunk(file, 64)  # a huge one is not decoded whole
         return ()
 
     def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit:
