@@ -24,6 +24,7 @@ from glancefocus.settings import View
 from glancefocus.values import Fields, whole_of
 
 MOST_MACS, MOST_LOOKS, MOST_CANDIDATES = 10**18, 64, 64
+_TAKEN = -1  # in place of the number of looks
 _VIEW_NAME = re.compile("([a-z0-9.]{1,16}@)?[0-9]{1,6}")
 
 
@@ -312,8 +313,24 @@ class OutcomeRecorder:
         """The outcome of the first `count` rows, which are removed from the recorder."""
         self._write_all()
         front = {name: column[:count] for name, column in self._table.items()}
+        self._drop_front(count)
+        return self._outcome(front, **more)
+
+    def take_rows(self, rows: Sequence[int], **more: Any) -> Outcome:
+        """The outcome of these rows, which have left, in this order; rows may be taken in any order, each once."""
+        self._write_all()
+        places = np.asarray(rows) - self._taken
+        taken = {name: column[places] for name, column in self._table.items()}
+        self._table["looks"][places] = _TAKEN
+        kept = (self._table["looks"] != _TAKEN).nonzero()[0]
+        self._drop_front(int(kept[0]) if len(kept) else len(self._table["looks"]))
+        return self._outcome(taken, **more)
+
+    def _drop_front(self, count: int) -> None:
         self._table = {name: column[count:] for name, column in self._table.items()}
         self._taken += count
+
+    def _outcome(self, front: dict[str, NDArray[Any]], **more: Any) -> Outcome:
         each, last = np.arange(len(front["looks"])), front["looks"] - 1
         columns = {
             "answer": front["answer"][each, last],
@@ -332,7 +349,7 @@ class OutcomeRecorder:
 
     def _write(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         logits = _array(look.logits)
-        if look.number == 1:
+        if look.number == 1 and not self._knows(look):
             self._device = look.logits.device
             self._add_rows(logits)
         table, index = self._table, look.number - 1
@@ -354,6 +371,10 @@ class OutcomeRecorder:
         table["logits"][rows] = logits
         table["sure"][rows] = was_sure
         table["looks"][rows] = look.number
+
+    def _knows(self, look: Look) -> bool:
+        """Whether a glance was recorded before: its rows then waited, and leave now because time is up."""
+        return bool(self._table) and int(look.rows[-1]) - self._taken < len(self._table["looks"])
 
     def _add_rows(self, logits: NDArray[Any]) -> None:
         self._glances += 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from glancefocus.bundle.answers import Answer, answers_of
 from glancefocus.cli.main import (
     BundleName,
     Display,
@@ -27,12 +28,10 @@ from glancefocus.cli.main import (
     display,
 )
 from glancefocus.cli.predict_output import (
-    Answer,
     LineOutput,
     Output,
     Summary,
     TableOutput,
-    answers_of,
     chosen_form,
     draw,
     make_folder,

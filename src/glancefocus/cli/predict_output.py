@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import math
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from rich.table import Table
 from rich.text import Text
 
+from glancefocus.bundle.answers import Answer
 from glancefocus.cli.main import output
 from glancefocus.errors import BadSetting
 from glancefocus.files import write_file, write_text
@@ -27,39 +27,6 @@ if TYPE_CHECKING:
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
-
-Answer = dict[str, Any]
-"""The fields of one picture, as docs/predict.md lists them."""
-
-
-def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
-    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty.
-
-    A threshold that is not finite becomes None, because JSON has no infinity.
-    """
-    costs, boxes, patch_px = outcome.cost_macs.tolist(), outcome.boxes, outcome.patch_px
-    answers = []
-    for row, taken in enumerate(outcome.looks.tolist()):
-        threshold = outcome.threshold(row)
-        answers.append(
-            {
-                "file": "",
-                "label": outcome.name(int(outcome.answer[row])),
-                "confidence": float(outcome.confidence[row]),
-                "looks": taken,
-                "sure": bool(outcome.sure[row]),
-                "threshold": threshold if threshold is not None and math.isfinite(threshold) else None,
-                "where": outcome.where[row, : taken - 1].tolist(),
-                "boxes": [list(box) for box in boxes[row]],
-                "patch_px": patch_px[row, : taken - 1].tolist(),
-                "views": [outcome.views[each].name for each in outcome.candidate[row, : taken - 1].tolist()],
-                "cost_macs": int(costs[row]),
-                "top": [{"label": name, "confidence": share} for name, share in outcome.top(row, topk)],
-                "notes": list(outcome.notes[row]) if outcome.notes else [],
-            }
-        )
-    return answers
-
 
 def make_folder(folder: Path) -> None:
     """Make the folder for drawings."""
