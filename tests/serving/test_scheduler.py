@@ -15,7 +15,6 @@ from glancefocus.outcome import Outcome
 from glancefocus.serving.scheduler import Answered, Job, LookScheduler, Pool, Stopping
 
 
-
 class Clock:
     """Seconds that pass only when they are told to."""
 
@@ -268,9 +267,7 @@ def test_request_batching_begins_the_next_batch_after_the_last_answer(
     assert [group.jobs for group in scheduler.step()] == [[other]]
 
 
-def test_new_thresholds_apply_to_pictures_that_wait(
-    made: Callable[..., LookScheduler], pictures: torch.Tensor
-) -> None:
+def test_new_thresholds_apply_to_pictures_that_wait(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
     scheduler = made()
     scheduler.stopping = Stopping(scheduler.bundle.exit_rule(looks=3), budget_macs=3.0)
     scheduler.add(job(scheduler, pictures[0]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
+
 
 def make_folder(folder: Path) -> None:
     """Make the folder for drawings."""

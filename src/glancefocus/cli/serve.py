@@ -5,9 +5,7 @@ import sys
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from glancefocus.cli.main import LightWeights, Runtime, Threads, command_options
 from glancefocus.cli.printing import notice

@@ -111,7 +111,9 @@ class Client:
             try:
                 response = self._http.request(method, self.url + path, **content)
             except httpx2.TransportError as error:
-                problem = f"the server {self.url} cannot be reached: {error or type(error).__name__}. Is `gf serve` running?"
+                problem = (
+                    f"the server {self.url} cannot be reached: {error or type(error).__name__}. Is `gf serve` running?"
+                )
                 wait_s = 0.1 * 2**attempt
             else:
                 if response.status_code == 422 and path == "/predict" and not _is_about_options(response):
@@ -129,7 +131,7 @@ class Client:
 
 
 def _is_about_options(response: "httpx2.Response") -> bool:
-    return response.headers.get("x-reason") != "picture"
+    return bool(response.headers.get("x-reason") != "picture")
 
 
 def _retry_after(response: "httpx2.Response", otherwise: float) -> float:

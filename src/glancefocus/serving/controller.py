@@ -3,6 +3,7 @@
 It knows no threads, no HTTP and no network: it is given latencies and queue lengths, and says which thresholds are in force.
 """
 
+import itertools
 import math
 import time
 from collections import deque
@@ -10,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.exits.curve import Point, accuracy_of, rising
+from glancefocus.exits.curve import Point, accuracy_of, best_thresholds, rising
+from glancefocus.loop import frozen
 from glancefocus.serving.scheduler import Stopping
 
 LEVELS = 16
@@ -31,15 +33,11 @@ def default_stopping(bundle: Bundle, budget_macs: float | None = None) -> Stoppi
 
 def _budget_of_own(bundle: Bundle) -> float | None:
     """What the bundle's own thresholds cost on average, where its curve says so."""
-    own = None if bundle.thresholds is None else list(bundle.thresholds)
-    for point in bundle.curve:
-        if own is not None and "mean_macs" in point and _plain(point["thresholds"]) == _plain(own):
-            return float(point["mean_macs"])
-    return None if own is not None else float(max(bundle.costs.macs_of_tree()))
-
-
-def _plain(thresholds: Sequence[object]) -> list[object]:
-    return [_plain(each) if isinstance(each, Sequence) else each for each in thresholds]
+    if bundle.thresholds is None:
+        return float(max(bundle.costs.macs_of_tree()))
+    own = frozen(bundle.thresholds)
+    costs = (point.get("mean_macs") for point in bundle.curve if frozen(point["thresholds"]) == own)
+    return next((float(cost) for cost in costs if cost is not None), None)
 
 
 def levels_of(bundle: Bundle, dearest: Stopping, count: int = LEVELS) -> list[Stopping]:
@@ -48,13 +46,17 @@ def levels_of(bundle: Bundle, dearest: Stopping, count: int = LEVELS) -> list[St
     Budgets fall by the same factor from level to level.
     """
     least = float(bundle.costs.macs_after_look[0])
-    most = dearest.budget_macs or max(
-        (float(point["mean_macs"]) for point in bundle.curve if "mean_macs" in point), default=least
-    )
+    most = dearest.budget_macs or _cost_of_the_best(bundle.curve) or least
     if most <= least:
         return [dearest]
     budgets = [most * (least / most) ** (number / count) for number in range(1, count)] + [least]
     return [dearest, *(Stopping(bundle.exit_rule(budget_macs=budget), budget) for budget in budgets)]
+
+
+def _cost_of_the_best(curve: Sequence[Point]) -> float | None:
+    """Mean cost of the thresholds that best_thresholds chooses."""
+    best = best_thresholds([point for point in curve if "mean_macs" in point])
+    return next((float(point["mean_macs"]) for point in curve if frozen(point["thresholds"]) == best), None)
 
 
 def promised_accuracy(curve: Sequence[Point], budget_macs: float) -> float | None:
@@ -64,7 +66,7 @@ def promised_accuracy(curve: Sequence[Point], budget_macs: float) -> float | Non
     pairs = [(float(point["mean_macs"]), float(accuracy_of(point) or 0.0)) for point in points]
     if not pairs or budget_macs < pairs[0][0]:
         return None
-    for (cost, accuracy), (next_cost, next_accuracy) in zip(pairs, pairs[1:], strict=False):
+    for (cost, accuracy), (next_cost, next_accuracy) in itertools.pairwise(pairs):
         if budget_macs < next_cost:
             return accuracy + (next_accuracy - accuracy) * (budget_macs - cost) / (next_cost - cost)
     return pairs[-1][1]

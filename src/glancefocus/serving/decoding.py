@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from glancefocus.bundle.predicting import Viewed, least_px, view
 from glancefocus.data.images import read_picture, view_pixels
@@ -63,7 +65,11 @@ def _prepare_process() -> None:
         threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_id() -> int:
+def _try_out() -> int:
+    """Decode a small picture, so that everything is imported; returns the number of this process."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    read_picture(file.getvalue())
     return os.getpid()
 
 
@@ -86,11 +92,9 @@ class Decoders:
 
     async def start(self) -> None:
         """Wait until the processes have started."""
-        await asyncio.gather(*(self._run(_process_id) for _ in range(self.processes)))
+        await asyncio.gather(*(self._run(_try_out) for _ in range(self.processes)))
 
-    async def decode(
-        self, source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int
-    ) -> Decoded:
+    async def decode(self, source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
         """See decode. Raises BadImage."""
         for _ in range(2):
             with contextlib.suppress(BrokenProcessPool):

@@ -70,7 +70,9 @@ class Metrics:
         )
         self.waiting = gauge("waiting", "Pictures without an answer.", ("bundle",), **own)
         self.budget = gauge("budget_macs", "Budget in force, in multiply-adds a picture.", ("bundle",), **own)
-        self.level = gauge("budget_level", "Level of the budget controller; 0: the usual thresholds.", ("bundle",), **own)
+        self.level = gauge(
+            "budget_level", "Level of the budget controller; 0: the usual thresholds.", ("bundle",), **own
+        )
         self.running = gauge("requests_running", "Requests that are being worked on.", **own)
         self.restarts = gauge("decoder_restarts", "How often decoding processes had to be replaced.", **own)
 

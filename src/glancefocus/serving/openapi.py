@@ -65,7 +65,10 @@ _ANSWER: Schema = {
 }
 _OPTION_SCHEMAS: dict[str, tuple[Schema, str]] = {
     "bundle": ({"type": "string"}, "Name of the bundle. Default: the first one of the server."),
-    "topk": ({"type": "integer", "minimum": 1, "maximum": 1_000_000}, "Number of likeliest classes to list. Default: 1."),
+    "topk": (
+        {"type": "integer", "minimum": 1, "maximum": 1_000_000},
+        "Number of likeliest classes to list. Default: 1.",
+    ),
     "budget_macs": (
         {"type": "number", "exclusiveMinimum": 0, "maximum": 1e18},
         "Mean multiply-adds that a picture may cost; the thresholds come from the bundle's curve.",

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def _too_many(limits: Limits) -> Refused:
 
 
 async def _read_form(asked: Asked, headers: Headers, body: bytes, limits: Limits) -> Asked:
-    async def whole() -> AsyncIterator[bytes]:
+    async def whole() -> AsyncGenerator[bytes, None]:
         yield body
 
     _, options = parse_options_header(headers["content-type"])
@@ -271,7 +271,9 @@ def _thresholds(value: Any, name: str) -> tuple[Any, ...]:
         try:
             value = parse_json((value if value.lstrip().startswith("[") else f"[{value}]").encode())
         except BadSetting:
-            raise BadSetting(f"{name} must be a list of numbers such as 0.9,0.8, but got {shortened(value)!r}.") from None
+            raise BadSetting(
+                f"{name} must be a list of numbers such as 0.9,0.8, but got {shortened(value)!r}."
+            ) from None
     if not isinstance(value, list) or not value or len(value) > 64:
         raise BadSetting(f"{name} must be a list of 1 to 64 numbers, one for each look.")
     return tuple(

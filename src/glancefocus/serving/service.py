@@ -112,9 +112,7 @@ class Served:
         if key == (None, None, None):
             return None
         if key not in self._rules:
-            rule = self.bundle.exit_rule(
-                thresholds=asked.thresholds, looks=asked.looks, budget_macs=asked.budget_macs
-            )
+            rule = self.bundle.exit_rule(thresholds=asked.thresholds, looks=asked.looks, budget_macs=asked.budget_macs)
             if len(self._rules) >= _MOST_RULES:  # clients choose the keys
                 self._rules.clear()
             self._rules[key] = Stopping(rule, asked.budget_macs)
@@ -149,12 +147,17 @@ class Served:
 class Service:
     """Answers requests with one or several bundles; `start` it in an event loop, and `stop` it there.
 
-    bundles  {name: function that loads the bundle}; the first one answers requests that name none
+    bundles   {name: function that loads the bundle}; the first one answers requests that name none
+    decoders  processes that decode pictures, which the caller closes; None: the service starts its own
     """
 
-    def __init__(self, bundles: Mapping[str, LoadBundle], settings: ServiceSettings) -> None:
+    def __init__(
+        self, bundles: Mapping[str, LoadBundle], settings: ServiceSettings, decoders: Decoders | None = None
+    ) -> None:
         self.settings = settings
         self.limits = settings.limits
+        self.decoders = decoders or Decoders(settings.decoders, settings.limits.answer_s)
+        self._owns_decoders = decoders is None
         self.metrics = Metrics()
         self.bundles = dict(bundles)
         self.served: dict[str, Served] = {}
@@ -164,7 +167,6 @@ class Service:
         self.running = 0
         self.received_bytes = 0
         self.started = time.time()
-        self.decoders = Decoders(settings.decoders, settings.limits.answer_s)
         self._computing: list[Served] = []
         self._wake = threading.Event()
         self._ending = False
@@ -200,14 +202,13 @@ class Service:
         self._wake.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
-        self.decoders.close()
+        if self._owns_decoders:
+            self.decoders.close()
 
     async def reload(self) -> list[str]:
         """Load all bundles again. Requests are answered meanwhile, and those in progress by the bundle that began them."""
         async with self._reloading:
-            fresh = [
-                await asyncio.to_thread(Served, name, load, self.settings) for name, load in self.bundles.items()
-            ]
+            fresh = [await asyncio.to_thread(Served, name, load, self.settings) for name, load in self.bundles.items()]
             for served in fresh:
                 self._use(served)
         return list(self.bundles)
@@ -224,8 +225,10 @@ class Service:
         self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.ensure_future(reload())))
 
     def _use(self, served: Served) -> None:
+        replaced = self.served.get(served.name)
         self.served[served.name] = served
-        self._computing = [old for old in self._computing if old.pending] + [served]
+        # A bundle that was replaced computes what it has begun.
+        self._computing = [old for old in self._computing if old.pending or old is not replaced] + [served]
         self._show(served)
 
     def named(self, name: str | None) -> Served:
@@ -255,7 +258,10 @@ class Service:
     def _busy(self, served: Served) -> Refused:
         wait_s = max(1, math.ceil(served.controller.throughput.seconds_for(served.pending)))
         return Refused(
-            503, "busy", f"the server has too much to do. Try again in {wait_s} seconds, or send fewer requests.", wait_s
+            503,
+            "busy",
+            f"the server has too much to do. Try again in {wait_s} seconds, or send fewer requests.",
+            wait_s,
         )
 
     async def answer(self, asked: Asked, came: float) -> list[Answer]:
@@ -290,9 +296,7 @@ class Service:
     ) -> Answer:
         began = time.perf_counter()
         try:
-            decoded = await self.decoders.decode(
-                upload.source, upload.name, served.bundle.settings, self.limits.pixels
-            )
+            decoded = await self.decoders.decode(upload.source, upload.name, served.bundle.settings, self.limits.pixels)
         except BadImage as error:
             self.metrics.refused("picture")
             return {"file": upload.name, "error": str(error)}
