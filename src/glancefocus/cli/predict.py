@@ -37,6 +37,7 @@ from glancefocus.cli.predict_output import (
     make_folder,
     opened_output,
 )
+from glancefocus.cli.predict_server import ServerBundle, is_address, open_server
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
 
@@ -135,14 +136,19 @@ def predict(options: PredictOptions) -> int:
     """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
 
     Looks stop at the thresholds that `gf train` and `gf budget` store in the bundle, unless you give one of --looks, --thresholds,
-    --budget-macs and --budget-ms.
+    --budget-macs and --budget-ms. In place of a bundle you can name a server, which `gf serve` has started: http://host:8000, or
+    http://host:8000#name for one of several bundles.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 
     Example: gf predict runs/signs/bundle folder/ -o answers.csv
 
     Example: gf predict runs/signs/bundle --camera 0
+
+    Example: gf predict http://127.0.0.1:8000 folder/
     """
+    if is_address(options.bundle):
+        return _predict_on_server(options)
     from glancefocus.bundle.bundle import load
 
     bundle = load(
@@ -172,6 +178,25 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         **options.stopping(len(bundle.settings.candidates)),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
+    return _write_answers(files.answers(outcomes), count, summary, options)
+
+
+def _predict_on_server(options: PredictOptions) -> int:
+    """The same with the answers of a server."""
+    client, name = open_server(options.bundle, options)
+    with client:
+        bundle = ServerBundle(client, name)
+        frames = bundle.info["frames"]
+        names = _names(options.files or (), frames)
+        stopping = {name: value for name, value in options.stopping(1).items() if name != "budget_ms"}
+        answers = bundle.answers(names, options.topk, deadline_ms=options.deadline_ms, **stopping)
+        summary = Summary(bundle.info["backbone_macs"], "pictures" if frames == 1 else "clips")
+        return _write_answers(answers, len(names), summary, options)
+
+
+def _write_answers(
+    answers: Iterator[tuple[Answer, str, Sequence[str]]], count: int, summary: Summary, options: PredictOptions
+) -> int:
     errors: list[str] = []
     notes: list[str] = []
     form = chosen_form(options.forms, options.output)
@@ -179,7 +204,7 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         with ExitStack() as stack:
             shown = stack.enter_context(display(for_programs=form is not None, quiet=count <= options.batch_size))
             output = _output(stack, shown, form, options)
-            for answer, stopped, remarks in files.answers(outcomes):
+            for answer, stopped, remarks in answers:
                 output.write(answer, stopped)
                 summary.add(answer)
                 errors += [answer["error"]] if "error" in answer else []
