@@ -58,7 +58,7 @@ def test_a_picture_shows_its_answer_looks_and_boxes(
     page = open_page()
     page.set_input_files("#file", photo)
     (answer,) = running.predict(content=photo.read_bytes()).json()
-    expect(page.locator("#label")).to_have_text(f"{answer['label']}, {100 * answer['confidence']:.1f} %")
+    expect(page.locator("#label")).to_have_text(f"{answer['label']}, {100 * answer['confidence']:.1f}\xa0%")
     expect(page.locator("#looks li")).to_have_count(answer["looks"])
     expect(page.locator("#looks li").first).to_contain_text("Glance at the whole picture")
     expect(page.locator("#boxes rect")).to_have_count(answer["looks"] - 1)
@@ -83,7 +83,7 @@ def test_the_slider_changes_budget_accuracy_and_looks(open_page: Callable[..., P
     expect(page.locator("#boxes rect")).to_have_count(0)
     page.keyboard.press("ArrowRight")
     expect(page.locator("#budget-words")).to_contain_text("accuracy 70.0 %")
-    assert "70.0 %" in (page.locator("#budget").get_attribute("aria-valuetext") or "")
+    assert "accuracy 70.0\xa0%" in (page.locator("#budget").get_attribute("aria-valuetext") or "")
     assert page.problems == []  # type: ignore[attr-defined]
 
 

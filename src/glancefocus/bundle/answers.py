@@ -40,7 +40,7 @@ def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
 
 
 def steps_of(outcome: "Outcome", row: int) -> list[Answer]:
-    """What one picture was taken for after each look, the glance first, and how sure that was."""
+    """The answer for one picture after each look, the glance first, with its confidence."""
     taken = int(outcome.looks[row])
     labels = [outcome.name(index) for index in outcome.answer_after[row, :taken].tolist()]
     confidences = outcome.confidence_after[row, :taken].tolist()
