@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.requests import Limits
 
 Serving = Callable[..., AbstractContextManager[Any]]
@@ -290,6 +292,41 @@ def test_a_look_that_fails_is_answered_with_503_and_the_server_goes_on(
         assert response.json()["error"] == "a look could not be computed. Try again later."
         monkeypatch.setattr(type(bundle.net), "glance", glance)
         assert running.predict(content=png(13)).status_code == 200
+
+
+def test_answers_that_are_not_numbers_are_answered_with_503(
+    serving: Serving, small_bundle: Callable[..., Bundle], png: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = small_bundle(thresholds=(0.9, 0.9, 0.0))
+    with serving({"pets": bundle}) as running:
+        glance = type(bundle.net).glance
+
+        def broken(self: Any, scene: Any) -> Any:
+            look = glance(self, scene)
+            return replace(look, logits=look.logits * float("nan"), known_best=None)
+
+        monkeypatch.setattr(type(bundle.net), "glance", broken)
+        response = running.predict(content=png(13), params={"looks": 1})
+        assert response.status_code == 503
+        assert "the network's answers are NaN or infinite" in response.json()["error"]
+        assert running.service.served["pets"].pending == 0
+
+
+def test_a_picture_that_takes_too_long_to_decode_is_refused_and_the_next_one_answered(
+    serving: Serving, curved_bundle: Bundle, png: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glancefocus.serving.decoding.ATTEMPTS", 1)  # a process takes seconds to start
+    decoders = Decoders(1, timeout_s=1e-6)
+    try:
+        with serving({"pets": curved_bundle}, decoders=decoders) as running:
+            response = running.predict(content=png(14, (200, 200)))
+            assert response.status_code == 422
+            assert "could not be decoded: it took longer than 1e-06 seconds" in response.json()["error"]
+            assert decoders.restarts == 1
+            decoders.timeout_s = 15.0
+            assert running.predict(content=png(14)).status_code == 200
+    finally:
+        decoders.close()
 
 
 def test_the_page_may_run_its_own_script_only(running: Any) -> None:

@@ -158,10 +158,10 @@ def test_nothing_is_computed_where_nothing_waits(made: Callable[..., LookSchedul
     assert scheduler.last_step is None
 
 
-def test_a_pool_is_worth_its_fullness_and_its_waiting_time() -> None:
-    # 8 of 32 rows are a quarter of a batch; 0.05 of 0.1 seconds are half of the patience.
-    assert Pool(1, 8, since=10.0).worth(10.05, full_batch=32, patience_s=0.1) == pytest.approx(0.75)
-    assert Pool(1, 99, since=10.0).worth(10.0, full_batch=32, patience_s=0.1) == 1.0  # more than full is full
+def test_a_pool_is_worth_its_waiting_time_over_the_time_of_the_look() -> None:
+    # 8 rows have waited for 50 ms each, and a millisecond for being there; the look costs as much as 8 + 8 rows.
+    assert Pool(1, 8, since=10.0).worth(10.05) == pytest.approx(8 * 0.051 / 16)
+    assert Pool(1, 8, since=10.0).worth(9.0) == pytest.approx(8 * 0.001 / 16)  # waiting times are never negative
 
 
 def test_a_fuller_batch_comes_first_and_later_looks_win_ties(
@@ -185,14 +185,18 @@ def test_a_fuller_batch_comes_first_and_later_looks_win_ties(
 def test_a_picture_that_has_waited_long_comes_before_a_fuller_batch(
     made: Callable[..., LookScheduler], pictures: torch.Tensor
 ) -> None:
-    scheduler = made(full_batch=8, patience_ms=100)
+    scheduler = made(full_batch=8)
     never = Stopping(scheduler.bundle.exit_rule(looks=3))
     scheduler.add(job(scheduler, pictures[0], stopping=never))
     scheduler.step()
-    scheduler.clock.now = 0.08  # worth 1/8 + 0.8
-    for picture in pictures[1:8]:  # worth 7/8
+    scheduler.clock.now = 0.010
+    for picture in pictures[1:8]:
         scheduler.add(job(scheduler, picture, stopping=never))
-    assert scheduler.next_look(0.08) == 1
+    assert scheduler.next_look(0.020) == 0  # 1 x 21 / 9 = 2.3 against 7 x 11 / 15 = 5.1
+    scheduler.clock.now = 0.079
+    for one in scheduler.jobs()[:7]:
+        one.came = 0.079
+    assert scheduler.next_look(0.080) == 1  # 1 x 81 / 9 = 9 against 7 x 2 / 15 = 0.9
 
 
 def test_a_near_deadline_comes_before_a_fuller_batch(
@@ -200,7 +204,7 @@ def test_a_near_deadline_comes_before_a_fuller_batch(
 ) -> None:
     scheduler = made(full_batch=8, patience_ms=100)
     never = Stopping(scheduler.bundle.exit_rule(looks=3))
-    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: worth 1/8 + 0.9.
+    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1 x 91 / 9 against 7 x 1 / 15.
     scheduler.add(job(scheduler, pictures[0], stopping=never, deadline=Deadline(scheduler.clock, 0.0, 0.010)))
     scheduler.step()
     for picture in pictures[1:8]:

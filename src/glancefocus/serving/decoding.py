@@ -23,6 +23,9 @@ from glancefocus.errors import BadImage
 from glancefocus.region import Placement
 from glancefocus.settings import NetworkSettings
 
+ATTEMPTS = 3
+"""How often a picture is tried, if processes die while it is decoded."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -40,8 +43,24 @@ class Decoded:
         return Viewed(torch.from_numpy(self.pixels), self.placement, self.notes)
 
 
-def decode(source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
-    """Read a picture or clip; runs in a process of its own. Raises BadImage."""
+def decode(
+    source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int, timeout_s: float = 0.0
+) -> Decoded:
+    """Read a picture or clip; runs in a process of its own, which ends after `timeout_s` (0: never). Raises BadImage."""
+    _end_after(timeout_s)
+    try:
+        return _read(source, name, settings, max_pixels)
+    finally:
+        _end_after(0.0)
+
+
+def _end_after(seconds: float) -> None:
+    """End this process after some seconds, even in the middle of a decoder written in C; 0: do not."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _read(source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
     if settings.frames > 1:
         clip = view(source, settings, max_pixels, keep_pictures=False)
         return Decoded(clip.image.numpy(), clip.placement, clip.notes)
@@ -74,12 +93,13 @@ def _try_out() -> int:
 
 
 class Decoders:
-    """Processes that decode pictures. One that dies is replaced, and what it was decoding is tried once more.
+    """Processes that decode pictures. Those that die are replaced, and what they were decoding is tried again.
 
-    timeout_s  a picture that takes longer is refused, and its process is ended
+    timeout_s  the process of a picture that takes longer ends itself
+    restarts   how often processes were replaced
     """
 
-    def __init__(self, processes: int, timeout_s: float = 30.0) -> None:
+    def __init__(self, processes: int, timeout_s: float = 15.0) -> None:
         self.processes = processes
         self.timeout_s = timeout_s
         self.restarts = 0
@@ -96,25 +116,22 @@ class Decoders:
 
     async def decode(self, source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
         """See decode. Raises BadImage."""
-        for _ in range(2):
+        # When one process dies, the pool fails for all pictures; those that were not to blame must not suffer from it.
+        for _ in range(ATTEMPTS):
             with contextlib.suppress(BrokenProcessPool):
-                decoded: Decoded = await self._run(decode, source, name, settings, max_pixels)
+                decoded: Decoded = await self._run(decode, source, name, settings, max_pixels, self.timeout_s)
                 return decoded
-        raise BadImage(f"{name} could not be decoded: the process that read it ended twice. Make the picture smaller.")
+        raise BadImage(
+            f"{name} could not be decoded: it took longer than {self.timeout_s:g} seconds, or too much memory. Make it smaller."
+        )
 
     async def _run(self, function: Any, *arguments: Any) -> Any:
         pool = self._pool
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await asyncio.wrap_future(pool.submit(function, *arguments))
+            return await asyncio.wrap_future(pool.submit(function, *arguments))
         except BrokenProcessPool:
             self._replace(pool)
             raise
-        except TimeoutError:
-            self._replace(pool)
-            raise BadImage(
-                f"the picture could not be decoded in {self.timeout_s:g} seconds. Make it smaller, or try again."
-            ) from None
 
     def _replace(self, broken: ProcessPoolExecutor) -> None:
         if self._pool is broken:  # else another request has replaced it

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -21,11 +22,15 @@ from glancefocus.look import Aim, Look
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, Policy, policy_for, score_named
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.region import Placement
-from glancefocus.stream import FULL_BATCH, PooledLooks
+from glancefocus.stream import FULL_BATCH, PooledLooks, WaitingRows
 
 Batching = Literal["look", "request"]
 PATIENCE_MS = 100.0
-"""A picture that has waited this long is worth as much as a full batch."""
+"""A picture whose deadline is earlier than this counts as if it had waited for the rest of this time already."""
+_FIXED_ROWS = (
+    8  # what a look costs beside its rows; between that of a small network on a CPU (below 1) and of a GPU (tens)
+)
+_NEW_S = 0.001  # so that rows that came just now are worth something
 NOT_GLANCED = 0
 """Number of looks of pictures that have not been glanced at."""
 
@@ -92,15 +97,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows that could be computed next: the number of looks that they have taken, how many they are, since when they wait."""
+    """Rows that could be computed next.
+
+    number  of looks that they have taken
+    rows    how many they are, at most a full batch
+    since   when they came, on average
+    """
 
     number: int
     rows: int
     since: float
 
-    def worth(self, now: float, full_batch: int, patience_s: float) -> float:
-        """How full their batch would be, plus how much of the patience is used up."""
-        return min(self.rows / full_batch, 1.0) + max(0.0, now - self.since) / patience_s
+    def worth(self, now: float) -> float:
+        """How long they have waited together, divided by the time that the look takes, in units of a row of it.
+
+        Older rows come first, and so do fuller batches, because a look of few rows takes almost as long as one of more.
+        """
+        return self.rows * (max(0.0, now - self.since) + _NEW_S) / (self.rows + _FIXED_ROWS)
 
 
 @dataclass(frozen=True)
@@ -226,25 +239,27 @@ class LookScheduler(PooledLooks):
 
     def pools(self) -> list[Pool]:
         """The rows that could be computed next, by the number of their looks."""
-        pools = [Pool(number, waiting.rows, waiting.since) for number, waiting in self.waiting.items()]
+        pools = []
+        for number, waiting in self.waiting.items():
+            parts = WaitingRows(waiting.parts).take(self.full_batch)
+            times = sum(part.look.count * part.since for part in parts.parts)
+            pools.append(Pool(number, parts.rows, times / parts.rows))
         if self._new:
-            first = min(job.since(self.patience_s) for job in self._new)
-            pools.append(Pool(NOT_GLANCED, len(self._new), first))
+            new = [job.since(self.patience_s) for job in islice(self._new, self.full_batch)]
+            pools.append(Pool(NOT_GLANCED, len(new), sum(new) / len(new)))
         return pools
 
     def worth(self) -> float:
         """How much the next step is worth; see Pool."""
         now = self.clock()
-        return max((pool.worth(now, self.full_batch, self.patience_s) for pool in self.pools()), default=0.0)
+        return max((pool.worth(now) for pool in self.pools()), default=0.0)
 
     def next_look(self, now: float) -> int | None:
         """Rows with this number of looks are computed next; None: there are none."""
         pools = self.pools()
         if self.batching == "request":  # one batch at a time; new jobs wait until it has ended
             return max((pool.number for pool in pools), default=None)
-        best = max(
-            pools, key=lambda pool: (pool.worth(now, self.full_batch, self.patience_s), pool.number), default=None
-        )
+        best = max(pools, key=lambda pool: (pool.worth(now), pool.number), default=None)
         return None if best is None else best.number
 
     @torch.inference_mode()
@@ -261,8 +276,8 @@ class LookScheduler(PooledLooks):
         return self._answered()
 
     def wait(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
-        since = min(self._jobs[row].since(self.patience_s) for row in look.rows.tolist())
-        super().wait(look, aim, since, first_row)
+        times = [self._jobs[row].since(self.patience_s) for row in look.rows.tolist()]
+        super().wait(look, aim, sum(times) / len(times), first_row)
 
     def _stopping_of(self, job: Job) -> Stopping:
         return self.stopping if job.stopping is None else job.stopping
@@ -296,7 +311,7 @@ class LookScheduler(PooledLooks):
                 if any(self._jobs[row].deadline is not None or self._jobs[row].cancelled for row in rows):
                     self.settle(part.look, part.since, part.first_row)
                 else:
-                    self.waiting.setdefault(number, type(waiting)()).parts.append(part)
+                    self.waiting.setdefault(number, WaitingRows()).parts.append(part)
 
     def _answered(self) -> list[Answered]:
         self._left += [(row, self._stopping_of(self._jobs[row])) for row in self.recorder.left]
@@ -307,10 +322,13 @@ class LookScheduler(PooledLooks):
         groups: dict[int, tuple[Stopping, list[int]]] = {}
         for row, stopping in left:
             groups.setdefault(id(stopping), (stopping, []))[1].append(row)
-        return [self._described(stopping, rows) for stopping, rows in groups.values()]
+        answered = [self._described(stopping, rows) for stopping, rows in groups.values()]
+        for row, _ in left:  # only now: if something fails above, all jobs are still known
+            del self._jobs[row]
+        return answered
 
     def _described(self, stopping: Stopping, rows: list[int]) -> Answered:
-        jobs = [self._jobs.pop(row) for row in rows]
+        jobs = [self._jobs[row] for row in rows]
         outcome = self.recorder.take_rows(rows, aims_first=stopping.rule.score.needs_aim)
         outcome = _cut_to(outcome, stopping.rule.looks)
         notes = tuple(job.notes for job in jobs)

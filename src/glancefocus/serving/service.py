@@ -83,6 +83,7 @@ class Served:
         self.scheduler = self._new_scheduler()
         self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
         self.pending = 0
+        self._stepped, self._was_idle = 0.0, True
         self._rules: dict[Any, Stopping] = {}
         self._warm_up()
 
@@ -131,11 +132,17 @@ class Served:
         answered = self.scheduler.step()
         if (step := self.scheduler.last_step) is not None:
             metrics.looked(self.name, step.look, step.rows, step.seconds)
-            self.controller.throughput.add(sum(len(each.jobs) for each in answered), step.seconds)
+            self._note_throughput(sum(len(each.jobs) for each in answered), step.seconds)
         for job in (job for each in answered for job in each.jobs):
             self.controller.answered(job.came)
         self.controller.adjust(self.pending)
         return answered
+
+    def _note_throughput(self, answered: int, seconds: float) -> None:
+        """Count the time since the last step, too, if pictures were waiting then: decoding may be what takes the time."""
+        now = time.perf_counter()
+        self.controller.throughput.add(answered, seconds if self._was_idle else now - self._stepped)
+        self._stepped, self._was_idle = now, self.pending <= answered
 
     def give_up(self) -> list[Job]:
         """All jobs, which cannot be answered because the network has failed; a new scheduler is ready for the next ones."""
@@ -156,7 +163,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.decoders = decoders or Decoders(settings.decoders, settings.limits.answer_s)
+        self.decoders = decoders or Decoders(settings.decoders, settings.limits.answer_s / 4)
         self._owns_decoders = decoders is None
         self.metrics = Metrics()
         self.bundles = dict(bundles)
@@ -166,13 +173,11 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.running = 0
         self.received_bytes = 0
-        self.started = time.time()
         self._computing: list[Served] = []
         self._wake = threading.Event()
         self._ending = False
         self._thread = threading.Thread(target=self._compute, name="looks", daemon=True)
         self._reloading = asyncio.Lock()
-        self._tasks: list[asyncio.Future[None]] = []  # the event loop itself does not keep them
 
     def start(self) -> None:
         """Start to load the bundles, the processes and the thread; `ready` is set when all is done."""
@@ -219,10 +224,13 @@ class Service:
         async def reload() -> None:
             try:
                 _log.warning("reloaded %s", ", ".join(await self.reload()))
-            except GlancefocusError as error:
+            except Exception as error:
                 _log.error("the bundles were not reloaded, and the old ones stay: %s", error)
 
-        self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.ensure_future(reload())))
+        def begin() -> None:
+            self._reload = asyncio.ensure_future(reload())  # the event loop itself does not keep it
+
+        self._loop.call_soon_threadsafe(begin)
 
     def _use(self, served: Served) -> None:
         replaced = self.served.get(served.name)
