@@ -44,6 +44,9 @@ NOT_RUN = {
     r"gf bench gf-resnet50-96": "a large network; tests/evaluation has small ones",
     r"gf bench .* --all": "it takes minutes; tests/evaluation measures a part of it",
     r"gf predict \S+ --camera 0$": "there may be no camera; the tests of the command have a made-up one",
+    r"gf serve ": "it runs until it is stopped; tests/serving has servers",
+    r"gf predict http": "it needs a server; tests/serving/test_client.py has one",
+    r"import glancefocus as gf\n\nwith gf\.Client": "the same",
     r"bundle\.push_to_hub": "it needs an account; the tests of the hub have a server of their own",
 }
 """Commands, and beginnings of Python examples, that are read only, as patterns, with the reason."""

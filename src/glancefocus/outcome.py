@@ -268,7 +268,7 @@ class Outcome:
     @staticmethod
     def join(parts: Sequence["Outcome"]) -> "Outcome":
         """One outcome of several batches, in their order."""
-        tensors: dict[str, Any] = {
+        joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts])
             for name, value in vars(parts[0]).items()
             if isinstance(value, Tensor)
@@ -276,11 +276,9 @@ class Outcome:
         notes: tuple[tuple[str, ...], ...] = ()
         if any(part.notes for part in parts):
             notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
-        placements, problems = (
-            tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
-            for name in ("placements", "problems")
-        )
-        return replace(parts[0], **tensors, notes=notes, placements=placements, problems=problems)
+        for name in ("placements", "problems"):
+            joined[name] = tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+        return replace(parts[0], **joined, notes=notes)
 
 
 class OutcomeRecorder:
@@ -294,8 +292,7 @@ class OutcomeRecorder:
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
         self._looks: list[tuple[Look, Tensor, Tensor]] = []
-        self._glances = 0
-        self._taken = 0
+        self._glances = self._taken = 0
         self._table: dict[str, NDArray[Any]] = {}
         self._device = torch.device("cpu")
 
@@ -317,8 +314,24 @@ class OutcomeRecorder:
         """The outcome of the first `count` rows, which are removed from the recorder."""
         self._write_all()
         front = {name: column[:count] for name, column in self._table.items()}
+        self._drop_front(count)
+        return self._outcome(front, **more)
+
+    def take_rows(self, rows: Sequence[int], **more: Any) -> Outcome:
+        """The outcome of these rows, which have left, in this order; rows may be taken in any order, each once."""
+        self._write_all()
+        places = np.asarray(rows) - self._taken
+        taken = {name: column[places] for name, column in self._table.items()}
+        self._table["looks"][places] = -1  # taken
+        kept = (self._table["looks"] >= 0).nonzero()[0]
+        self._drop_front(int(kept[0]) if len(kept) else len(self._table["looks"]))
+        return self._outcome(taken, **more)
+
+    def _drop_front(self, count: int) -> None:
         self._table = {name: column[count:] for name, column in self._table.items()}
         self._taken += count
+
+    def _outcome(self, front: dict[str, NDArray[Any]], **more: Any) -> Outcome:
         each, last = np.arange(len(front["looks"])), front["looks"] - 1
         columns = {
             "answer": front["answer"][each, last],
@@ -337,7 +350,7 @@ class OutcomeRecorder:
 
     def _write(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         logits = _array(look.logits)
-        if look.number == 1:
+        if look.number == 1 and not self._knows(look):
             self._device = look.logits.device
             self._add_rows(logits)
         table, index = self._table, look.number - 1
@@ -360,6 +373,10 @@ class OutcomeRecorder:
         table["logits"][rows] = logits
         table["sure"][rows] = was_sure
         table["looks"][rows] = look.number
+
+    def _knows(self, look: Look) -> bool:
+        """Whether a glance was recorded before: its rows then waited, and leave now because time is up."""
+        return bool(self._table) and int(look.rows[-1]) - self._taken < len(self._table["looks"])
 
     def _add_rows(self, logits: NDArray[Any]) -> None:
         self._glances += 1

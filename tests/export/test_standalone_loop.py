@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli.predict_output import answers_of
 from glancefocus.errors import BadBudget, BadExport, BadSetting
 from glancefocus.export.compare import Tally, compare, made_up, refuse_differences, rounding_decides, ways_of_looking
 from glancefocus.export.contents import FORMATS, check_exportable, describe

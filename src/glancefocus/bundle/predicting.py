@@ -100,8 +100,8 @@ def run_apart(
             if ends_at is not None:
                 rule = replace(rule, deadline=Deadline(time.perf_counter, time.perf_counter(), ends_at()))
             with torch.inference_mode():
-                outcome = look_until_sure(bundle.net, _scene(bundle, batch), rule)
-            yield _described(outcome, bundle, rule, _facts(batch))
+                outcome = look_until_sure(bundle.net, scene_of(bundle, batch), rule)
+            yield described(outcome, bundle, rule, facts_of(batch))
         del batch  # so that its images are not in memory any more when the next ones are read
 
 
@@ -115,15 +115,15 @@ def run_pooled(
     """The same, but undecided images of several batches take their next look together, so that batches stay full."""
     batches, end = iter(batches), object()
     most_bytes = HELD_BATCHES * batch_bytes()
-    begun: deque[_Facts] = deque()
+    begun: deque[Facts] = deque()
 
     def scenes(batch: Any) -> Iterator[Scene | None]:
         held = 0
         while batch is not end:
             if batch:
-                begun.append(_facts(batch))
+                begun.append(facts_of(batch))
                 held += sum(one.held_bytes for one in batch)
-            scene = _scene(bundle, batch) if batch else None
+            scene = scene_of(bundle, batch) if batch else None
             del batch
             yield scene
             del scene  # so that images which stopped are not in memory any more when the next ones are read
@@ -133,7 +133,7 @@ def run_pooled(
         outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
         del first
         for outcome in without_gradients(outcomes):
-            yield _described(outcome, bundle, rule, begun.popleft())
+            yield described(outcome, bundle, rule, begun.popleft())
 
 
 def can_stop_early(rule: ExitRule) -> bool:
@@ -142,7 +142,7 @@ def can_stop_early(rule: ExitRule) -> bool:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class Facts:
     """What an outcome reports about the images of its batch."""
 
     placements: tuple[Placement, ...]
@@ -151,14 +151,14 @@ class _Facts:
     files: tuple[FileImage | None, ...]
 
 
-def _facts(batch: Sequence[Viewed]) -> _Facts:
+def facts_of(batch: Sequence[Viewed]) -> Facts:
     notes = tuple(one.notes for one in batch)
     sizes = torch.tensor([one.image.shape[-2:] for one in batch])
     files = tuple(one.image if isinstance(one.image, FileImage) else None for one in batch)
-    return _Facts(tuple(one.placement for one in batch), notes if any(notes) else (), sizes, files)
+    return Facts(tuple(one.placement for one in batch), notes if any(notes) else (), sizes, files)
 
 
-def _scene(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
+def scene_of(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
     check_threads()
     images, view = [one.image.to(bundle.device) for one in batch], bundle.settings.view
     if any(isinstance(image, FileImage) for image in images):
@@ -166,7 +166,7 @@ def _scene(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
     return as_scene([image for image in images if isinstance(image, Tensor)], view)
 
 
-def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts) -> Outcome:
+def described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: Facts) -> Outcome:
     """The outcome with class names, costs, thresholds and what is known about its images; NaN in the answers is refused."""
     if not bool(outcome.logits.isfinite().all()):
         raise BadBundle(

@@ -15,7 +15,7 @@ from glancefocus.data.arrays import view_array
 from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_clip_array
 from glancefocus.data.file_picture import FilePicture
 from glancefocus.data.file_scene import FileImage, view_file
-from glancefocus.data.images import MAX_PIXELS, Picture, as_rgb, normalise_small, read_picture, view_pixels
+from glancefocus.data.images import MAX_PIXELS, Picture, as_rgb, is_small, normalise_small, read_picture, view_pixels
 from glancefocus.data.large import is_read_by_parts, open_large
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.errors import BadImage
@@ -110,9 +110,10 @@ def arrived(view: Callable[[Picture], Viewed], picture: Picture | Viewed | None)
 
 def _view_picture(source: Picture, settings: NetworkSettings, reading: Reading) -> Viewed:
     if isinstance(source, (str, Path, bytes)):
-        large = open_large(source, max_pixels=reading.max_pixels, progress=reading.progress)
-        if large is not None:
-            return _view_large(large, settings, reading.keep_pictures)
+        if not is_small(source):
+            large = open_large(source, max_pixels=reading.max_pixels, progress=reading.progress)
+            if large is not None:
+                return _view_large(large, settings, reading.keep_pictures)
         picture = read_picture(source, max_pixels=reading.max_pixels or MAX_PIXELS)
     elif isinstance(source, Image.Image):
         picture = as_rgb(source)

@@ -49,6 +49,7 @@ VERBS = {
     "evaluate": "evaluate:evaluate",
     "budget": "budget:budget",
     "predict": "predict:predict",
+    "serve": "serve:serve",
     "tile": "tile:tile",
     "bench": "bench:bench_network",
     "export": "export:export",

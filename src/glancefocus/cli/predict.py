@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from glancefocus.bundle.answers import Answer, answers_of
 from glancefocus.cli.main import (
     BundleName,
     Display,
@@ -27,19 +28,17 @@ from glancefocus.cli.main import (
     display,
 )
 from glancefocus.cli.predict_output import (
-    Answer,
     Drawn,
     LineOutput,
     Output,
     Summary,
     TableOutput,
-    answers_of,
+    bars_when_needed,
     chosen_form,
     draw,
     make_folder,
     opened_output,
 )
-from glancefocus.cli.printing import progress_bars
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress
 from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
@@ -141,14 +140,19 @@ def predict(options: PredictOptions) -> int:
     """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
 
     Looks stop at the thresholds that `gf train` and `gf budget` store in the bundle, unless you give one of --looks, --thresholds,
-    --budget-macs and --budget-ms.
+    --budget-macs and --budget-ms. In place of a bundle you can name a server, which `gf serve` has started: http://host:8000, or
+    http://host:8000#name for one of several bundles.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 
     Example: gf predict runs/signs/bundle folder/ -o answers.csv
 
     Example: gf predict runs/signs/bundle --camera 0
+
+    Example: gf predict http://127.0.0.1:8000 folder/
     """
+    if options.bundle.startswith(("http://", "https://")):
+        return _predict_on_server(options)
     from glancefocus.bundle.bundle import load
 
     bundle = load(
@@ -178,6 +182,32 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         **options.stopping(len(bundle.settings.candidates)),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
+    return _write_answers(files.answers(outcomes), count, summary, options, files)
+
+
+def _predict_on_server(options: PredictOptions) -> int:
+    """The same with the answers of a server."""
+    from glancefocus.cli.predict_server import ServerBundle, open_server
+
+    client, name = open_server(options.bundle, options)
+    with client:
+        bundle = ServerBundle(client, name)
+        frames = bundle.info["frames"]
+        names = _names(options.files or (), frames)
+        stopping = {name: value for name, value in options.stopping(1).items() if name != "budget_ms"}
+        answers = bundle.answers(names, options.topk, deadline_ms=options.deadline_ms, **stopping)
+        summary = Summary(bundle.info["backbone_macs"], "pictures" if frames == 1 else "clips")
+        return _write_answers(answers, len(names), summary, options)
+
+
+def _write_answers(
+    answers: Iterator[tuple[Answer, str, Sequence[str]]],
+    count: int,
+    summary: Summary,
+    options: PredictOptions,
+    files: "_Files | None" = None,
+) -> int:
+    """Print or store the answers, then errors and notes; files: those that are read here, not by a server."""
     errors: list[str] = []
     notes: list[str] = []
     form = chosen_form(options.forms, options.output)
@@ -185,9 +215,10 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         with ExitStack() as stack:
             quiet = count <= options.batch_size
             shown = stack.enter_context(display(for_programs=form is not None, quiet=quiet))
-            files.progress = _bars_when_needed(stack) if quiet else shown.progress
+            if files is not None:
+                files.progress = bars_when_needed(stack) if quiet else shown.progress
             output = _output(stack, shown, form, options)
-            for answer, stopped, remarks in files.answers(outcomes):
+            for answer, stopped, remarks in answers:
                 output.write(answer, stopped)
                 summary.add(answer)
                 errors += [answer["error"]] if "error" in answer else []
@@ -199,18 +230,6 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         if count > 1 and summary.answered:
             print(f"gf: {summary.words()}", file=sys.stderr)
     return 2 if errors else 0
-
-
-def _bars_when_needed(stack: ExitStack) -> Progress:
-    """Progress bars that appear with the first report."""
-    bars: list[Progress] = []
-
-    def show(what: str, done: int, total: int) -> None:
-        if not bars:
-            bars.append(stack.enter_context(progress_bars()))
-        bars[0](what, done, total)
-
-    return show
 
 
 def _output(stack: ExitStack, shown: Display, form: str | None, options: PredictOptions) -> Output:

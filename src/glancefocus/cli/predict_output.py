@@ -2,22 +2,23 @@
 
 import contextlib
 import io
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
+from glancefocus.bundle.answers import Answer
 from glancefocus.cli.main import output
 from glancefocus.errors import BadSetting
 from glancefocus.files import write_file, write_text
+from glancefocus.progress import Progress
 from glancefocus.values import lines_kept
 
 if TYPE_CHECKING:
@@ -28,38 +29,6 @@ if TYPE_CHECKING:
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
-
-Answer = dict[str, Any]
-"""The fields of one picture, as docs/predict.md lists them."""
-
-
-def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
-    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty.
-
-    A threshold that is not finite becomes None, because JSON has no infinity.
-    """
-    costs, boxes, patch_px = outcome.cost_macs.tolist(), outcome.boxes, outcome.patch_px
-    answers = []
-    for row, taken in enumerate(outcome.looks.tolist()):
-        threshold = outcome.threshold(row)
-        answers.append(
-            {
-                "file": "",
-                "label": outcome.name(int(outcome.answer[row])),
-                "confidence": float(outcome.confidence[row]),
-                "looks": taken,
-                "sure": bool(outcome.sure[row]),
-                "threshold": threshold if threshold is not None and math.isfinite(threshold) else None,
-                "where": outcome.where[row, : taken - 1].tolist(),
-                "boxes": [list(box) for box in boxes[row]],
-                "patch_px": patch_px[row, : taken - 1].tolist(),
-                "views": [outcome.views[each].name for each in outcome.candidate[row, : taken - 1].tolist()],
-                "cost_macs": int(costs[row]),
-                "top": [{"label": name, "confidence": share} for name, share in outcome.top(row, topk)],
-                "notes": list(outcome.notes[row]) if outcome.notes else [],
-            }
-        )
-    return answers
 
 
 def make_folder(folder: Path) -> None:
@@ -332,3 +301,17 @@ class Summary:
         ):
             text += f"; {count:,} {words}" if count else ""
         return text + "."
+
+
+def bars_when_needed(stack: ExitStack) -> Progress:
+    """Progress bars that appear with the first report."""
+    from glancefocus.cli.printing import progress_bars
+
+    bars: list[Progress] = []
+
+    def show(what: str, done: int, total: int) -> None:
+        if not bars:
+            bars.append(stack.enter_context(progress_bars()))
+        bars[0](what, done, total)
+
+    return show

@@ -5,6 +5,7 @@ picture is converted to RGB once, where it is read; functions that take a Pillow
 """
 
 import io
+import os
 import struct
 import threading
 import warnings
@@ -18,6 +19,7 @@ import torch
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
+from glancefocus.data.folders import DEEP_ZOOM
 from glancefocus.data.grey import from_deep
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.machine import check_memory, open_file, read_stream
@@ -29,6 +31,7 @@ MAX_BYTES = 2 << 30
 _STREAMED_BYTES = 6  # for one pixel of a progressive JPEG at most, whatever the size at which it is decoded
 _DECODING_BYTES = 12  # for one pixel at most: as stored in the file, in RGB (Pillow takes 4), and turned upright
 PIXELS_PER_BAND = 1 << 22
+SMALL_BYTES = 1 << 16  # a photograph with fewer bytes has few pixels
 MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte when decoded to RGB
 
 # Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that need a
@@ -47,6 +50,16 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def is_small(source: str | Path | bytes) -> bool:
+    """Whether a file has so few bytes that its picture is decoded whole, whatever its header says."""
+    if isinstance(source, bytes):
+        return len(source) < SMALL_BYTES
+    try:
+        return os.path.splitext(source)[1].lower() != DEEP_ZOOM and os.stat(source).st_size < SMALL_BYTES
+    except (OSError, ValueError):  # read_picture says what is wrong
+        return True
 
 
 def read_picture(
