@@ -191,9 +191,7 @@ class GlanceFocus(nn.Module):
             known_best=seen.best,
         )
 
-    def _focus_by_candidate(
-        self, look: Look, aim: Aim, candidate: Tensor, number: int, place: Tensor | None
-    ) -> Seen:
+    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int, place: Tensor | None) -> Seen:
         """The same for rows with different candidate views, which are computed view by view, not padded."""
         groups = rows_by_candidate(candidate)
         seen = []

@@ -175,9 +175,7 @@ class FocusPart(nn.Module):
         self.encoder, self.classifier = net.encoder_of(candidate), net.classifier
         self.candidate = candidate
 
-    def forward(
-        self, patches: Tensor, memory: Tensor, place: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, patches: Tensor, memory: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.encoder(_as_batch(patches))
         summed = isinstance(self.classifier, SummedClassifier)  # see GlanceFocus.classifier_input
         given = self.encoder.own_head(encoding.vector) if summed else encoding.vector
