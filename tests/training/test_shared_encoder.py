@@ -203,11 +203,13 @@ def test_recipes_are_fitted_to_a_shared_encoder() -> None:
     assert "glance" in own.stages
     assert not own.glance.fresh
     assert not own.finetune.freeze_glance
+    assert not own.recognise.freeze_encoders
     one = train_settings("signs", network={"shared_encoder": True})
     assert one.stages == ("backbone", "recognise", "aim", "finetune", "aim")
     two = train_settings("signs")
     assert two.glance.fresh
     assert two.finetune.freeze_glance
+    assert two.recognise.freeze_encoders
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def fit_to_shared_encoder(plain: dict[str, Any], named: set[str]) -> None:
         return
     changes: dict[str, Any] = {f"{name}.freeze_glance": False for name in _LOOKING_STAGES}
     changes |= {f"{name}.fresh": False for name in _GLANCE_STAGES}
+    changes["recognise.freeze_encoders"] = False  # no other stage before it has trained the encoder on glances
     if network.get("own_norms") is not True:
         changes["network.whole_encoder"] = False
         if "stages" not in named and "stages" in plain:
