@@ -33,6 +33,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 GLANCE = -1
 """Stands for the glance where looks are named by the number of their candidate view."""
+_LATER_SWITCHES = ("own_norms", "classifier_place")
 _MOST_VIEWS = 16
 _MOST_COLUMNS = 100_000  # of tables that have one for every sequence of views
 _VIEW = re.compile(
@@ -175,9 +176,14 @@ class NetworkSettings:
     classifier     recurrent: a GRU over the looks; cascaded: one linear layer for each number of looks; both as in the paper.
                    summed: the weighted sum of what the encoders' own heads answer at each look (beyond the paper). It has one
                    weight for each view, so few images are enough to train it.
+    classifier_place  the recurrent classifier also gets where each look was and how much it covered (beyond the paper)
     first_answer   the part that answers the glance: the classifier, the glance encoder's own head, or that head only in evaluation
+    shared_encoder  one encoder for all views, instead of one for glances and one for focus looks
+    own_norms      with a shared encoder: glances and focus looks have batch norms of their own, and share all other weights
+                   (beyond the paper). Small and large inputs differ in the mean and variance of their features.
     whole_encoder  views of the whole image have an encoder of their own, which stays the plain backbone (beyond the paper; with
-                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones.
+                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones. With
+                   own_norms they have batch norms of their own instead, and learn together with the other views.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -190,9 +196,11 @@ class NetworkSettings:
     glance_resize: GlanceResize = "antialias"
     classifier: Literal["recurrent", "cascaded", "summed"] = "recurrent"
     classifier_units: Units = 1024
+    classifier_place: bool = False
     first_answer: Literal["classifier", "own_head", "own_head_evaluating"] = "classifier"
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
+    own_norms: bool = False
     whole_encoder: bool = False
     frames: Frames = 1
     shift_div: ShiftDivisor = 8
@@ -203,8 +211,12 @@ class NetworkSettings:
         check_fields(self)
         object.__setattr__(self, "focus", tuple(view.name for view in self.candidates))  # "096" is "96"
         self._check_focus()
-        if self.whole_encoder:
-            self._check_whole_encoder()
+        self._check_encoders()
+        if self.classifier_place and (self.classifier != "recurrent" or all(view.is_whole for view in self.candidates)):
+            raise BadSetting(
+                "classifier_place=true needs classifier='recurrent' and a view of a part of the image, but got "
+                f"{self.classifier!r} and {' '.join(self.focus)}. Leave it out."
+            )
         if self.shift_div == 1:
             raise BadSetting(
                 f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
@@ -242,9 +254,15 @@ class NetworkSettings:
                     f"the view {view.name} shows no more than the glance, which is whole@{self.glance_px}. Use a larger one."
                 )
 
-    def _check_whole_encoder(self) -> None:
-        if self.classifier != "summed" or self.shared_encoder:
-            raise BadSetting("whole_encoder=true needs classifier='summed' and shared_encoder=false.")
+    def _check_encoders(self) -> None:
+        if self.own_norms and not self.shared_encoder:
+            raise BadSetting("own_norms=true needs shared_encoder=true: separate encoders have their own norms anyway.")
+        if not self.whole_encoder:
+            return
+        if self.classifier != "summed" or self.shared_encoder != self.own_norms:
+            raise BadSetting(
+                "whole_encoder=true needs classifier='summed', and with shared_encoder=true also own_norms=true."
+            )
         if not any(view.is_whole for view in self.candidates):
             raise BadSetting(
                 f"whole_encoder=true needs a view of the whole image, but focus names {' '.join(self.focus)}."
@@ -259,6 +277,15 @@ class NetworkSettings:
             raise BadSetting("focus and patch_px both name the views of the focus looks. Give one of them.")
         others = {name: value for name, value in plain.items() if name != "patch_px"}
         return {**others, "focus": native_names(plain["patch_px"], _joined(where, "patch_px"))}
+
+    @property
+    def keeps_backbone(self) -> bool:
+        """Whether views of the whole image are seen by the plain backbone, which later stages do not train."""
+        return self.whole_encoder and not self.shared_encoder
+
+    def to_hash(self) -> dict[str, Any]:
+        """Plain values for fingerprints: fields that came later are left out at their defaults, so that old ones stay valid."""
+        return {name: value for name, value in to_plain(self).items() if value or name not in _LATER_SWITCHES}
 
     @property
     def glance_view(self) -> View:

@@ -30,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the whole image": {"focus": ("whole@48",), "policy": PLACE},
     "a cascade of resolutions": {"focus": ("whole@48", "whole@64"), "classifier": "summed"},
     "views of every kind": {"focus": VIEWS, "policy": PLACE},
+    "views of every kind, place for the classifier": {"focus": VIEWS, "classifier_place": True},
     "views of every kind, cascaded": {"focus": VIEWS, "classifier": "cascaded", "first_answer": "own_head"},
     "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
     "views of every kind, large pictures": {

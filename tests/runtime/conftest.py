@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
     "place, one view": {"policy": PLACE},
+    "place for the classifier": {"focus": VIEWS, "classifier_place": True, "policy": PLACE},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
 }
 

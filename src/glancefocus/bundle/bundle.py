@@ -134,7 +134,7 @@ class Bundle:
         """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
         light = [self.runtime] if self.net.light_weights else []
         tensors = [value for named in sorted(self._tensors().items()) for value in named]
-        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
+        return fingerprint([self.settings.to_hash(), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look and divides the logits by the bundle's temperatures."""
@@ -316,10 +316,12 @@ class Bundle:
         }
 
     def _tensors(self) -> dict[str, Tensor]:
+        """Everything that is stored; weights that encoders share are stored once."""
+        repeated = self.net.repeated_tensors()
         return {
             name: tensor.detach().cpu().contiguous()
             for name, tensor in self.net.state_dict().items()
-            if not (self.settings.shared_encoder and name.startswith("focus_encoder."))
+            if name not in repeated
         }
 
     @staticmethod
@@ -333,7 +335,8 @@ class Bundle:
         tensors = files.read_weights(folder, settings)
         try:
             net = build(settings)
-            load_exactly(net, tensors, "network", str(folder / files.WEIGHTS_FILE))
+            shared = {name: tensors[first] for name, first in net.repeated_tensors().items() if first in tensors}
+            load_exactly(net, {**tensors, **shared}, "network", str(folder / files.WEIGHTS_FILE))
         except BadSetting as error:
             raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:

@@ -154,7 +154,7 @@ def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
 
 
 def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
-    """The weights of the bundle in a folder; a shared encoder is stored only once."""
+    """The weights of the bundle in a folder, as they are stored: those that encoders share only once."""
     file = folder / WEIGHTS_FILE
     try:
         if file.stat().st_size > (most := _ROOM * weight_bytes(settings) + MOST_HEADER_BYTES):
@@ -167,9 +167,6 @@ def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
     except Exception as error:  # damaged bytes make the reader fail in many ways
         reason = getattr(error, "strerror", None) or one_line(str(error), 200) or type(error).__name__
         raise BadBundle(f"{file} is damaged ({reason}). Copy or export the bundle again.") from None
-    if settings.shared_encoder:
-        shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
-        tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
     return tensors
 
 

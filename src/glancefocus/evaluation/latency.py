@@ -213,8 +213,8 @@ class TimedRunner:
         seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.glance(images))
         return seen
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
-        compute = functools.partial(self.runner.focus, patches, memory, number, candidate)
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
+        compute = functools.partial(self.runner.focus, patches, memory, number, candidate, place)
         seen: Seen = self.watch.time("encoder_and_classifier", compute)
         return seen
 

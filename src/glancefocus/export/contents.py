@@ -275,6 +275,7 @@ def describe(bundle: Bundle, to: Format, graphs: list[Graph]) -> ExportManifest:
         "classifier": settings.classifier,
         "policy_units": settings.policy.units,
         "place": settings.policy.place,
+        "classifier_place": settings.classifier_place,
         "view": cast(View, to_plain(settings.view)),
         "classes": list(bundle.classes),
         "score": bundle.score,

@@ -167,6 +167,10 @@ class _Composer:
         self.parts = parts
         self.settings = settings
 
+    @property
+    def _uses_place(self) -> bool:
+        return self.settings.policy.place or self.settings.classifier_place
+
     def all_looks(self) -> Any:
         types, settings, view = self.types, self.settings, self.settings.view
         units, resize, placed = settings.policy.units, settings.glance_resize, settings.policy.place
@@ -196,7 +200,7 @@ class _Composer:
             self._constant("the_glance", [1], "int64"),
             self._constant("none_yet", 0, "int64"),
             self._constant("no_policy_memory", [[0.0] * units], "float32"),
-            *([self._constant("whole_place", [WHOLE_PLACE], "float32")] if placed else []),
+            *([self._constant("whole_place", [WHOLE_PLACE], "float32")] if self._uses_place else []),
             self._constant("rows", resize_matrix(view.height_px, settings.glance_px, resize), "float32"),
             self._constant("columns", resize_matrix(view.width_px, settings.glance_px, resize).T, "float32"),
         ]
@@ -214,7 +218,7 @@ class _Composer:
 
     def _look(self) -> Any:
         """The body of the loop: aim, cut the region out, look at it, and decide whether to go on."""
-        types = self.types
+        types, remembered = self.types, self.settings.policy.place
         aim, aim_weights = self._aim()
         cut, cut_weights = self._region()
         placed, placed_weights = self._place()
@@ -227,13 +231,13 @@ class _Composer:
             self._value("number", types.INT64, []),
             self._value("still_unsure", types.BOOL, []),
             *(self._value(name, types.FLOAT) for name in ("logits_before", "memory", "map", "policy_memory")),
-            *([self._value("place", types.FLOAT, [1, 3])] if placed else []),
+            *([self._value("place", types.FLOAT, [1, 3])] if remembered else []),
         ]
         outputs = [
             self._value("go_on", types.BOOL, []),
             *(self._value(name, types.FLOAT) for name in ("logits_after", "memory_after", "map_after")),
             self._value("policy_memory_after", types.FLOAT),
-            *([self._value("place_after", types.FLOAT, [1, 3])] if placed else []),
+            *([self._value("place_after", types.FLOAT, [1, 3])] if remembered else []),
             self._value("answer_after", types.INT64, [1]),
             self._value("confidence_after", types.FLOAT, [1]),
             self._value("aimed_at", types.FLOAT, [1, 2]),
@@ -288,9 +292,9 @@ class _Composer:
         return nodes, weights
 
     def _place(self) -> tuple[list[Any], list[Any]]:
-        """What the look covers, for the next aim, like LearntPolicy.place_of; nothing where the policy does not use it."""
+        """What the look covers, for the classifier and the next aim, like covered_place; nothing where neither uses it."""
         (seen,), view = self.settings.candidates, self.settings.view
-        if not self.settings.policy.place:
+        if not self._uses_place:
             return [], []
         share = seen.share_of(view.height_px, view.width_px)
         if share >= 1:
@@ -310,7 +314,7 @@ class _Composer:
     def _focus(self) -> tuple[list[Any], list[Any]]:
         answered = {"logits": "logits_after", "confidence": "confidence_after", "answer": "answer_after"}
         if self.settings.classifier != "cascaded":
-            given = {"patches": "patches", "memory": "memory"}
+            given = {"patches": "patches", "memory": "memory", "place": "place_after"}
             return self._part(
                 focus_part(self.settings, 0), given | {"memory_after": "memory_after", "map": "map_after"} | answered
             )

@@ -111,6 +111,7 @@ class Manifest(TypedDict):
     frames      frames of a clip; 1: pictures
     classifier  recurrent, summed: a memory of one size; cascaded: the features of all looks, joined
     place       whether the policy also gets where the last look was, and how much it covered
+    classifier_place  the same for the classifier, of each look
     score       what is compared with the thresholds: confidence, entropy or value (of the policy's critic)
     thresholds  one for each look; with several candidates one row for each look; None: take every look
     temperatures  what the logits of each look are divided by; None: nothing
@@ -128,6 +129,7 @@ class Manifest(TypedDict):
     classifier: str
     policy_units: int
     place: bool
+    classifier_place: bool
     view: View
     classes: list[str]
     score: str
@@ -512,7 +514,11 @@ class Looker:
             view = self.candidates[following]
             seen = [self._seen(row, view) for row in group]
             if self.manifest["classifier"] != "cascaded":
-                inputs = [(pixels, row.memory) for pixels, row in zip(seen, group, strict=True)]
+                placed = self.manifest["classifier_place"]
+                inputs = [
+                    (pixels, row.memory, *([row.place] if placed else []))
+                    for pixels, row in zip(seen, group, strict=True)
+                ]
                 for row, (logits, memory, map_) in zip(group, self._run(view["graph"], inputs), strict=True):
                     row.logits, row.memory, row.map = logits, memory, map_
                 continue

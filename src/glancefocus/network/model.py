@@ -23,6 +23,7 @@ from glancefocus.network.modules import (
     Encoding,
     LearntPolicy,
     SummedClassifier,
+    covered_place,
     rows_by_candidate,
 )
 from glancefocus.region import Region
@@ -56,8 +57,13 @@ class Runner(Protocol):
         """The first look; images (B, 3, px, px)."""
         ...
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
-        """Look `number` (2 for the first focus) at this candidate view; patches (B, 3, px, px), memory (B, .) the classifier's."""
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
+        """Look `number` (2 for the first focus) at this candidate view.
+
+        patches  (B, 3, px, px)
+        memory   (B, .) the classifier's
+        place    (B, 3) what the look covers, see covered_place; None: the classifier does not use it
+        """
         ...
 
     def aim(
@@ -75,6 +81,7 @@ class GlanceFocus(nn.Module):
     whole_encoder  the same for candidates that show the whole image; None: the focus encoder sees these, too
     classifier     vectors of all looks so far to an answer
     policy         a feature map to the next place
+    extents        of the candidate views, see LearntPolicy, if the classifier gets the place of each look; otherwise None
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
     light_weights  whether that runtime rounds weights
     """
@@ -96,6 +103,8 @@ class GlanceFocus(nn.Module):
         self.whole_encoder = whole_encoder
         self.classifier = classifier
         self.policy = policy
+        size = settings.view.height_px, settings.view.width_px
+        self.extents = tuple(view.share_of(*size) for view in self.candidates) if settings.classifier_place else None
         self._runner: Runner | None = None
         self.runtime: str | None = None
         self.light_weights = False
@@ -114,6 +123,12 @@ class GlanceFocus(nn.Module):
         other.policy.run = None if runner is None else runner.aim
         other._runner, other.runtime, other.light_weights = runner, runtime, light_weights
         return other
+
+    def repeated_tensors(self) -> dict[str, str]:
+        """{name in the state dict: an earlier name of the same tensor}, where encoders share weights."""
+        first: dict[int, str] = {}
+        named = self.state_dict(keep_vars=True).items()
+        return {name: known for name, tensor in named if (known := first.setdefault(id(tensor), name)) != name}
 
     @property
     def runner(self) -> Runner:
@@ -156,12 +171,12 @@ class GlanceFocus(nn.Module):
     def focus(self, look: Look, aim: Aim) -> Look:
         """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
         number, candidate = look.number + 1, aim.candidate
+        place = None if self.extents is None else covered_place(self.extents, candidate, aim.where, aim.where)
         if isinstance(candidate, int):
-            seen = self.runner.focus(
-                look.scene.view(self._region(candidate, aim.where)), look.memory, number, candidate
-            )
+            views = look.scene.view(self._region(candidate, aim.where))
+            seen = self.runner.focus(views, look.memory, number, candidate, place)
         else:
-            seen = self._focus_by_candidate(look, aim, candidate, number)
+            seen = self._focus_by_candidate(look, aim, candidate, number, place)
         return Look(
             number=number,
             scene=look.scene,
@@ -176,13 +191,14 @@ class GlanceFocus(nn.Module):
             known_best=seen.best,
         )
 
-    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int) -> Seen:
+    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int, place: Tensor | None) -> Seen:
         """The same for rows with different candidate views, which are computed view by view, not padded."""
         groups = rows_by_candidate(candidate)
         seen = []
         for each, rows in groups:
             views = look.scene.keep(rows).view(self._region(each, aim.where[rows]))
-            seen.append(self.runner.focus(views, look.memory[rows], number, each))
+            covered = None if place is None else place[rows]
+            seen.append(self.runner.focus(views, look.memory[rows], number, each, covered))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]
         return Seen(
@@ -222,8 +238,14 @@ class GlanceFocus(nn.Module):
         """(B, .) the classifier's memory after a glance with these features."""
         return self.classifier.remember(self.classifier_input(self.glance_encoder, vector), None, GLANCE)
 
-    def classifier_input(self, encoder: Encoder, vector: Tensor) -> Tensor:
-        """What the classifier gets of a look: the vector, or the answer of the encoder's own head where answers are summed."""
+    def classifier_input(self, encoder: Encoder, vector: Tensor, place: Tensor | None = None) -> Tensor:
+        """What the classifier gets of a look: the vector, or the answer of the encoder's own head where answers are summed.
+
+        place  (B, 3) what the look covered, which is added to the vector if the classifier uses it; None: it was a glance
+        """
+        if self.extents is not None:
+            place = covered_place(self.extents, GLANCE, None, vector) if place is None else place.to(vector.dtype)
+            return torch.cat([vector, place], dim=1)
         return encoder.own_head(vector) if isinstance(self.classifier, SummedClassifier) else vector
 
     def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
@@ -251,14 +273,14 @@ class ModuleRunner:
         memory, logits = self.net.answer_glance(encoding.vector)
         return Seen(logits, memory, encoding.map, encoding.vector)
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
         net = self.net
         encoder, encoding = net.encoder_of(candidate), (self.whole_views or {}).get(candidate)
         if encoding is None:
             encoding = encoder(patches)
             if self.whole_views is not None and net.candidates[candidate].is_whole:
                 self.whole_views[candidate] = encoding
-        memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector), memory, candidate)
+        memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector, place), memory, candidate)
         return Seen(net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
 
     def aim(

@@ -3,7 +3,7 @@
     glance       glances -> logits, memory, map
     aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value
                                                                                       one for every code that a look can have
-    focus        patches, memory -> logits, memory, map                               with a recurrent classifier
+    focus        patches, memory [, place] -> logits, memory, map                     with a recurrent classifier
     focus_112    patches, memory -> logits, memory, map                               with a summed one, for every candidate
     focus        patches -> vector, map                                               with a cascaded one, which also has
     answer_2     memory -> logits                                                     for every look after the glance
@@ -19,7 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.modules import Aimed, CascadedClassifier, Encoding, RecurrentClassifier, SummedClassifier
+from glancefocus.network.modules import (
+    PLACE_FEATURES,
+    Aimed,
+    CascadedClassifier,
+    Encoding,
+    RecurrentClassifier,
+    SummedClassifier,
+)
 from glancefocus.settings import GLANCE, NetworkSettings
 
 
@@ -110,7 +117,7 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
         if policy.several:
             names, shapes = (*names, "next_size"), (*shapes, (len(settings.candidates),))
         if policy.extents is not None:
-            names, shapes = (*names, "place"), (*shapes, (3,))
+            names, shapes = (*names, "place"), (*shapes, (PLACE_FEATURES,))
         yield Part(
             aim_part(code), AimPart(net, last_looks[code]), names, ("where", "policy_memory_after", "value"), shapes
         )
@@ -122,14 +129,10 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
         return
     seen, different_px = (*frames, 3, sides_px[0], sides_px[0]), tuple(dict.fromkeys(sides_px))
     if not cascaded:
-        yield Part(
-            "focus",
-            FocusPart(net, 0),
-            ("patches", "memory"),
-            ("logits", "memory_after", "map"),
-            (seen, (settings.classifier_units,)),
-            different_px,
-        )
+        names, shapes = ("patches", "memory"), (seen, (settings.classifier_units,))
+        if settings.classifier_place:
+            names, shapes = (*names, "place"), (*shapes, (PLACE_FEATURES,))
+        yield Part("focus", FocusPart(net, 0), names, ("logits", "memory_after", "map"), shapes, different_px)
         return
     yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), different_px)
     for look in range(2, settings.looks + 1):
@@ -146,7 +149,8 @@ def _first_memory(net: GlanceFocus, vector: Tensor) -> Tensor:
     if not isinstance(net.classifier, RecurrentClassifier):
         return net.remember_glance(vector)
     gru = net.classifier.gru
-    reset, update, new = F.linear(vector, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
+    given = net.classifier_input(net.glance_encoder, vector)
+    reset, update, new = F.linear(given, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
     no_reset, no_update, no_new = gru.bias_hh.chunk(3)
     new = torch.tanh(new + torch.sigmoid(reset + no_reset) * no_new)
     return new - torch.sigmoid(update + no_update) * new
@@ -171,10 +175,11 @@ class FocusPart(nn.Module):
         self.encoder, self.classifier = net.encoder_of(candidate), net.classifier
         self.candidate = candidate
 
-    def forward(self, patches: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, patches: Tensor, memory: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.encoder(_as_batch(patches))
         summed = isinstance(self.classifier, SummedClassifier)  # see GlanceFocus.classifier_input
         given = self.encoder.own_head(encoding.vector) if summed else encoding.vector
+        given = given if place is None else torch.cat([given, place], dim=1)
         memory = self.classifier.remember(given, memory, self.candidate)
         return self.classifier.answer(memory, 2), memory, encoding.map
 
@@ -245,8 +250,8 @@ class WithBest(nn.Module):
         self.part = part
         self.number = number
 
-    def forward(self, seen: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
-        made = self.part(seen) if memory is None else self.part(seen, memory)
+    def forward(self, seen: Tensor, memory: Tensor | None = None, place: Tensor | None = None) -> tuple[Tensor, ...]:
+        made = self.part(*(each for each in (seen, memory, place) if each is not None))
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
         confidence, answer = outputs[self.number].float().softmax(dim=1).max(dim=1)
         return *outputs, confidence, answer

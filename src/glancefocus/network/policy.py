@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.look import Aim, Look
+from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import LearntPolicy
 
@@ -66,6 +67,16 @@ class OneCandidate:
 
     def aim(self, look: Look) -> Aim:
         return self.policy.aim(look, self.candidate)
+
+
+class InTurns:
+    """Several policies that take turns: the first one aims the first focus look, the next one the second, and so on."""
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        self.policies = policies
+
+    def aim(self, look: Look) -> Aim:
+        return self.policies[(look.number - 1) % len(self.policies)].aim(look)
 
 
 def draw_candidate(

@@ -72,9 +72,10 @@ class PartsRunner:
         logits, memory, map_, *best = self.run("glance", self._clips(images))
         return Seen(logits, memory, map_, best=_best(best))
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
         if not self.cascaded:
-            logits, memory, map_, *best = self.run(self.focus_parts[candidate], self._clips(patches), memory)
+            given = [self._clips(patches), memory, *([] if place is None else [place])]
+            logits, memory, map_, *best = self.run(self.focus_parts[candidate], *given)
             return Seen(logits, memory, map_, best=_best(best))
         vector, map_ = self.run("focus", self._clips(patches))
         memory = torch.cat([memory, vector], dim=1)

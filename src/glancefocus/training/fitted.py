@@ -147,7 +147,8 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
         sizes["classifier"] = "summed"
         whole = [name for name in sizes.get("focus", network.get("focus", ())) if str(name).startswith("whole@")]
         # At full size it is the backbone itself, and has nothing more to learn.
-        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"}
+        one_for_all = network.get("shared_encoder", False) and not network.get("own_norms", False)
+        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"} and not one_for_all
     return sizes
 
 

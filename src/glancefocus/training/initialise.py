@@ -149,20 +149,22 @@ class InitialiseStage:
         self.data = _small_data(context, settings) if isinstance(settings, SmallSettings) else context.data
         glance_px = glance_side(name, context.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
-        train_only(context, [self.encoder])
+        # A shared encoder must not be trained on glances only.
+        only_norms = net.settings.own_norms and glance_px is not None
+        self.trained: list[nn.Module] = self.encoder.norms if only_norms else [self.encoder]
+        self.train_mode()
         step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
         self.evidence = None if step.shown is None else BackboneEvidence(context, self.data.train)
         self.teacher = context.teacher if settings.distill > 0 else None
-        optimizer = make_optimizer(
-            settings.optimizer, [{"params": list(step.parameters()), "lr": settings.lr}], settings.weight_decay
-        )
+        learning = [weight for weight in step.parameters() if weight.requires_grad]
+        optimizer = make_optimizer(settings.optimizer, [{"params": learning, "lr": settings.lr}], settings.weight_decay)
         self.step, self.optimizer = context.accelerator.prepare(step, optimizer)
 
     def begin(self) -> None:
-        settings = self.context.net.settings
+        net, settings = self.context.net, self.context.net.settings
         continues = self.name == "glance" and "small_glance" in self.context.settings.stages
-        if self.encoder is not self.context.net.glance_encoder or settings.shared_encoder or continues:
+        if self.encoder is not net.glance_encoder or net.glance_encoder is net.focus_encoder or continues:
             return
         own: InitialiseSettings = getattr(self.context.settings, self.name)
         if own.fresh:
@@ -170,11 +172,11 @@ class InitialiseStage:
                 torch.manual_seed(self.context.settings.seed)
                 start = Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options))
         else:
-            start = self.context.net.focus_encoder
+            start = net.focus_encoder
         self.encoder.load_state_dict(start.state_dict())
 
     def train_mode(self) -> None:
-        train_only(self.context, [self.encoder])
+        train_only(self.context, self.trained)
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         set_rates(self.optimizer, moment.progress, self.warmup)
@@ -199,9 +201,12 @@ class InitialiseStage:
         return {"val_accuracy": [right / len(split)]}
 
     def finish(self) -> None:
-        whole_encoder = self.context.net.whole_encoder
-        if self.name == "backbone" and whole_encoder is not None:
-            whole_encoder.load_state_dict(self.encoder.state_dict())
+        net = self.context.net
+        if self.name in ("small", "backbone"):
+            # Norms of their own must fit the weights that they share with the encoder that was trained.
+            for other in (net.whole_encoder, net.glance_encoder if net.settings.own_norms else None):
+                if other is not None:
+                    other.load_state_dict(self.encoder.state_dict())
 
     def state(self) -> TorchState:
         return {} if self.shown is None else {"shown": self.shown.state_dict()}

@@ -35,6 +35,7 @@ from glancefocus.training.fitted import (
     survey,
 )
 from glancefocus.training.settings import STAGE_WORDS, STAGES, AimSettings, TrainSettings
+from glancefocus.training.shared_encoder import fit_to_shared_encoder
 
 NO_WEIGHTS = "none"
 """The option value that asks for random initialisation."""
@@ -211,27 +212,28 @@ def train_settings(
     effort         scales the epochs
     """
     data, network, changes = (_without_none(table or {}) for table in (data, network, changes))
+    named = {f"network.{name}" for name in network}
     if source in WORLDS and preset is None and backbone is None:
         preset = next(iter(WORLD_RECIPES[source]))
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
-    named = network_settings(preset, backbone=backbone, **network)
-    check_backbone(named.backbone)  # before any data is read
+    asked = network_settings(preset, backbone=backbone, **network)
+    check_backbone(asked.backbone)  # before any data is read
     if changes.get("weights") == NO_WEIGHTS:
         changes["weights"] = None
     elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
-        changes["weights"] = "pretrained" if has_pretrained_weights(named.backbone) else None
+        changes["weights"] = "pretrained" if has_pretrained_weights(asked.backbone) else None
     pretrained = changes.get("weights") is not None
 
     fitting = None
     if _is_fitted(source, preset):
-        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), named.frames)
+        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), asked.frames)
         fitting = Fitting(looked_at, pretrained or "start" in changes, on_gpu, effort)
         if preset is None:
             network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
         network["view"] = {"fit": "whole", **network.get("view", {})}
-    classes = len(classes_of(source, named.frames) if fitting is None else fitting.survey.classes)
+    classes = len(classes_of(source, asked.frames) if fitting is None else fitting.survey.classes)
     chosen = network_settings(preset, backbone=backbone, classes=classes, **network)
     if source in WORLDS:
         _draw_at_the_size_of_the_view(source, chosen, data)
@@ -247,6 +249,8 @@ def train_settings(
             plain = merged(plain, WITHOUT_LESSONS)
     for assignment in assignments or []:
         assign(plain, assignment)
+        named.add(assignment.partition("=")[0].strip())
+    fit_to_shared_encoder(plain, named if stages is None else {*named, "stages"})
     settings: TrainSettings = from_plain(TrainSettings, plain)
     _refuse_unused(settings, assignments or [], changes)
     return settings

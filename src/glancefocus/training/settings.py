@@ -8,6 +8,7 @@ from glancefocus.data.sources import DataSettings
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings, check_fields
+from glancefocus.training.shared_encoder import check_shared_encoder
 from glancefocus.values import (
     BatchSize,
     Epochs,
@@ -302,6 +303,7 @@ class TrainSettings:
         self._check_small_scenes()
         self._check_useless()
         self._check_evidence()
+        check_shared_encoder(self)
         self._check_teacher()
         if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
             raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
@@ -360,15 +362,10 @@ class TrainSettings:
                     raise BadSetting(f"{name}.{setting} has no use: {why}.")
 
     def _check_evidence(self) -> None:
-        """Only a glance encoder with a focus encoder beside it can learn from evidence, after the focus encoder was trained."""
+        """A glance encoder can learn from evidence only after the focus encoder was trained."""
         for name in ("small_glance", "glance"):
             if name not in self.stages or getattr(self, name).evidence_weight == 0:
                 continue
-            if self.network.shared_encoder:
-                raise BadSetting(
-                    f"{name}.evidence_weight needs two encoders: the glance encoder learns from the focus encoder where objects "
-                    f"are. This network has one shared encoder. Set {name}.evidence_weight=0."
-                )
             if {"small", "backbone"} & set(self.stages[self.stages.index(name) :]):
                 raise BadSetting(
                     f"with {name}.evidence_weight the stage {name} learns from the focus encoder where objects are, so the stages "
