@@ -20,7 +20,8 @@ LAYERS: list[tuple[set[str], bool]] = [
     ({"runtime"}, False),
     ({"bundle"}, False),
     ({"evaluation", "export"}, False),
-    ({"training", "serving", "studies"}, False),
+    ({"training", "serving"}, False),
+    ({"studies"}, False),
     ({"cli", "__main__"}, True),
 ]
 
