@@ -14,7 +14,7 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.exits.curve import Latency
 from glancefocus.machine import keep_freed_memory
-from glancefocus.studies import ablation, curves, fields, pictures, speed, tables
+from glancefocus.studies import ablation, criteria, curves, fields, pictures, speed, tables
 from glancefocus.studies.estimate import MacsPerSecond, StudyPlan, plan_runs
 from glancefocus.studies.output import PAGE, About, write_study
 from glancefocus.studies.runs import Finished, Measured, OnRun, RunFolder
@@ -133,8 +133,8 @@ STUDIES: dict[str, Study] = {
             "criteria",
             "Exit criteria",
             "Table 7 of the paper",
-            tables.criteria_runs,
-            tables.criteria_result,
+            criteria.criteria_runs,
+            criteria.criteria_result,
             seeds=(3, 3),
         ),
         Study(

@@ -1,5 +1,7 @@
 """What a study would take before anything is trained: multiply-adds, disk, and hours on this machine."""
 
+import functools
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +16,7 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.outcome import Costs
-from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.studies.networks import ASSUMED_CLASSES
 from glancefocus.studies.runs import RunFolder
 from glancefocus.studies.study import Run
@@ -96,7 +98,7 @@ def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPe
     views = len(settings.network.candidates)
     nodes = sum(views**look for look in range(settings.network.looks))
     records = counts[1] * nodes * 4 * _BYTES
-    disk = _COPIES * _BYTES * count_parameters(settings.network) + records
+    disk = _COPIES * _BYTES * _parameters(settings.network) + records
     hours = macs / speed(settings.network) / 3600 if state != "finished" else 0.0
     return PlannedRun(run.name, settings.stages, settings.seed, state, macs, disk, hours)
 
@@ -114,7 +116,7 @@ def image_counts(settings: TrainSettings) -> tuple[int, int]:
 
 def training_macs(settings: TrainSettings, train_images: int, val_images: int) -> float:
     """Multiply-adds of all stages of a run: forward and backward passes, and a validation after each epoch."""
-    costs = count_costs(settings.network)
+    costs = _costs(settings.network)
     total = 0.0
     for stage in settings.plan():
         own: Any = getattr(settings, stage)
@@ -163,11 +165,26 @@ def measured_speed() -> MacsPerSecond:
     return speed
 
 
+def _costs(network: NetworkSettings) -> Costs:
+    return _counted(json.dumps(to_plain(network)))[0]
+
+
+def _parameters(network: NetworkSettings) -> int:
+    return _counted(json.dumps(to_plain(network)))[1]
+
+
+@functools.cache
+def _counted(network: str) -> tuple[Costs, int]:
+    """Multiply-adds and number of weights of a network; several runs of a study have the same one."""
+    settings = from_plain(NetworkSettings, json.loads(network))
+    return count_costs(settings), count_parameters(settings)
+
+
 def _measure(network: NetworkSettings) -> float:
     device = (
         torch.accelerator.current_accelerator() or torch.device("cpu") if torch.accelerator.is_available() else "cpu"
     )
-    costs = count_costs(network)
+    costs = _costs(network)
     px = network.glance_px
     with torch.random.fork_rng(devices=[]):
         encoder = build(network).glance_encoder.to(device)

@@ -196,6 +196,12 @@ def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tupl
     return figure
 
 
+def at_random(point: Point, after_look: Sequence[float]) -> float:
+    """The expected accuracy if as many images stop after each look as at this point, but random ones."""
+    exits = point["exits_per_look"]
+    return float(sum(count * share for count, share in zip(exits, after_look, strict=True)) / sum(exits))
+
+
 # Policies: Table 6.
 def _policy(head: str, units: int, **more: int) -> dict[str, Any]:
     return {"head": head, "units": units, **more}
@@ -251,45 +257,6 @@ def policy_result(measured: Measured) -> Result:
 
 def mean_at(rows: Sequence[Row], column: int) -> list[float]:
     return [mean for row in rows if (mean := row.mean(column)) is not None]
-
-
-# Exit criteria: Table 7.
-def criteria_runs(scope: Scope) -> dict[str, Run]:
-    return {"network": chain(scope, MAIN_PRESET[scope.scale]).trained}
-
-
-def criteria_result(measured: Measured) -> Result:
-    published = columns_of("criteria")
-    budgets = budgets_like("gf-resnet50-96", published, measured.first("network"))
-    values: dict[str, list[list[Value]]] = {"random": [], "entropy": [], "confidence": []}
-    for run in measured["network"]:
-        by_confidence = points_at(run, budgets, "confidence")
-        values["confidence"].append([point["accuracy"] for point in by_confidence])
-        values["entropy"].append([point["accuracy"] for point in points_at(run, budgets, "entropy")])
-        values["random"].append([at_random(point, run.after_looks()) for point in by_confidence])
-    names = {
-        "random": "random, as many at each look as with confidence",
-        "entropy": "entropy",
-        "confidence": "confidence",
-    }
-    rows = [row_beside("criteria", key, name, values[key]) for key, name in names.items()]
-    title = f"Accuracy within an average budget of multiply-adds, % ({source_of('criteria')})"
-    columns = budget_columns(budgets, published)
-    figure, axes = new_figure()
-    for number, row in enumerate(rows):
-        means = [100 * mean for c in range(len(budgets)) if (mean := row.mean(c)) is not None]
-        axes.plot([budget / 1e6 for budget in budgets], means, label=row.name, **LINES[number])
-    cost_axis(axes, "multiply-adds per image (millions")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=1, frameon=False, fontsize=9)
-    note = "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
-    table = Table("criteria", title, columns, rows, measured.images, ordered=True, note=note)
-    return Result([table], {"criteria": Drawing(figure, "Accuracy over multiply-adds with each exit criterion.")})
-
-
-def at_random(point: Point, after_look: Sequence[float]) -> float:
-    """The expected accuracy if as many images stop after each look as at this point, but random ones."""
-    exits = point["exits_per_look"]
-    return float(sum(count * share for count, share in zip(exits, after_look, strict=True)) / sum(exits))
 
 
 # Sensitivity: Table 8.
