@@ -31,6 +31,8 @@ Fit = Literal["crop", "stretch", "whole"]
 Interpolation = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+PolicyKind = Literal["learnt", "random", "centre_corner"]
+FirstView = Literal["glance", "centre", "random"]
 GLANCE = -1
 """Stands for the glance where looks are named by the number of their candidate view."""
 _MOST_VIEWS = 16
@@ -144,6 +146,8 @@ def native_names(patch_px: Any, name: str = "patch_px") -> list[str]:
 class PolicySettings:
     """The patch proposal network (paper, Figure of pi, and its table of seven architectures).
 
+    kind     learnt; or by a rule, as in the paper's ablation: random (drawn places), centre_corner (the centre, then the corners).
+             Those have nothing to learn, so the other settings have no effect.
     head     conv: kxk convolution to few channels, then a linear layer; linear: two linear layers on the flattened map
     units    of the GRU
     place    the GRU also gets where the last look was and how much it covered (beyond the paper). Without it the policy cannot
@@ -156,6 +160,7 @@ class PolicySettings:
     linear_units: Units = 2048
     units: Units = 256
     place: bool = False
+    kind: PolicyKind = "learnt"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -171,6 +176,8 @@ class NetworkSettings:
     focus          the candidate views of the focus looks by their names (see View.parse), smallest first. "96": patches of 96 px at
                    full resolution, as in the paper; several make a multi-scale network. gf.create also takes patch_px=96.
     looks          the glance and the focus looks together (T in the paper)
+    first_view     what the first look sees: glance, the whole image at low resolution; or, as in the paper's ablation, a patch of
+                   glance_px at full resolution, at the centre or at a random place. The glance encoder sees it in any case.
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models
     classifier     recurrent: a GRU over the looks; cascaded: one linear layer for each number of looks; both as in the paper.
                    summed: the weighted sum of what the encoders' own heads answer at each look (beyond the paper). It has one
@@ -187,6 +194,7 @@ class NetworkSettings:
     glance_px: Pixels = 96
     focus: tuple[str, ...] = ("96",)
     looks: Looks = 5
+    first_view: FirstView = "glance"
     glance_resize: GlanceResize = "antialias"
     classifier: Literal["recurrent", "cascaded", "summed"] = "recurrent"
     classifier_units: Units = 1024
@@ -205,6 +213,11 @@ class NetworkSettings:
         self._check_focus()
         if self.whole_encoder:
             self._check_whole_encoder()
+        shorter_px = min(self.view.height_px, self.view.width_px)
+        if self.first_view != "glance" and self.glance_px > shorter_px:
+            raise BadSetting(
+                f"the first look is a patch of glance_px={self.glance_px}, which is larger than the image ({shorter_px} px)."
+            )
         if self.shift_div == 1:
             raise BadSetting(
                 f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
@@ -262,8 +275,14 @@ class NetworkSettings:
 
     @property
     def glance_view(self) -> View:
-        """What the glance sees."""
-        return whole(self.glance_px, self.glance_resize)
+        """What the first look sees, but for its place: the whole image, unless first_view says otherwise."""
+        return whole(self.glance_px, self.glance_resize) if self.first_view == "glance" else native(self.glance_px)
+
+    @property
+    def first_words(self) -> str:
+        """The first look in words, such as "a glance of 96 px"."""
+        place = {"centre": "at the centre", "random": "at a random place"}.get(self.first_view)
+        return f"a glance of {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
 
     @functools.cached_property
     def candidates(self) -> tuple[View, ...]:
@@ -275,6 +294,14 @@ class NetworkSettings:
         """The views that the policy tells apart. A native patch has the same code as a glance of its size (paper, section 4.2)."""
         codes = {str(self.glance_px): self.glance_px, **{view.name: view.px for view in self.candidates}}
         return tuple(sorted(codes, key=lambda name: (codes[name], name)))
+
+    def to_hash(self) -> dict[str, Any]:
+        """Plain values for fingerprints: fields that came later are left out at their defaults, so that old ones stay valid."""
+        plain = to_plain(self)
+        for table, name, usual in ((plain, "first_view", "glance"), (plain["policy"], "kind", "learnt")):
+            if table[name] == usual:
+                del table[name]
+        return plain
 
     def code_of(self, candidate: int) -> str:
         """The code of a look at this candidate, or at GLANCE."""

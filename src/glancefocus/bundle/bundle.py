@@ -48,6 +48,7 @@ class Bundle:
     temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
     latencies   milliseconds of the looks on every device that was measured
     split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
+    elsewhere   milliseconds from another device, used instead of those measured here; not stored
     """
 
     net: GlanceFocus
@@ -60,6 +61,7 @@ class Bundle:
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
+    elsewhere: Latency | None = None
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -134,7 +136,7 @@ class Bundle:
         """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
         light = [self.runtime] if self.net.light_weights else []
         tensors = [value for named in sorted(self._tensors().items()) for value in named]
-        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
+        return fingerprint([self.settings.to_hash(), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look and divides the logits by the bundle's temperatures."""
@@ -160,7 +162,9 @@ class Bundle:
         )
 
     def latency_here(self) -> Latency | None:
-        """The milliseconds measured on this device, in this runtime, with the current number of threads; None: not measured."""
+        """The milliseconds measured on this device, in this runtime, and threads, or `elsewhere`; None: not measured."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         here = device_name(self.device), torch.get_num_threads(), self.runtime
         own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from glancefocus.look import Aim, Look
 from glancefocus.network.build import on_meta
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.modules import LearntPolicy
 from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
 
@@ -68,7 +69,8 @@ def count_network(net: GlanceFocus) -> Costs:
         for number in range(2, settings.looks + 1):
             answers.append(count_macs(lambda m=memory, n=number: answer_look(m, n)))  # type: ignore[misc]
             memory = classifier.remember(net.classifier_input(encoder, vector), memory)
-        policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
+        learnt = settings.looks > 1 and isinstance(net.policy, LearntPolicy)
+        policy_macs = count_macs(lambda: net.policy.aim(look)) if learnt else 0
         focus_policy_macs = {
             view.name: count_macs(lambda each=each: _aim_after(net, look, each))  # type: ignore[misc]
             for each, view in enumerate(settings.candidates)
@@ -82,7 +84,7 @@ def count_network(net: GlanceFocus) -> Costs:
         policy_macs=policy_macs,
         classifier_macs=tuple(answers),
         backbone_macs=whole_image_macs + own_head_macs,
-        focus_policy_macs=focus_policy_macs if settings.looks > 2 else {},
+        focus_policy_macs=focus_policy_macs if learnt and settings.looks > 2 else {},
     )
 
 
@@ -95,6 +97,8 @@ class _WithoutNorms(TorchFunctionMode):
 
 def _aim_after(net: GlanceFocus, look: Look, candidate: int) -> None:
     """One aim after a look at this candidate."""
+    if not isinstance(net.policy, LearntPolicy):
+        return
     side = net.policy.side_of(candidate)
     map_ = torch.empty(1, look.map.shape[1], side, side)
     aim = Aim(torch.empty(1, 2), candidate)

@@ -25,6 +25,7 @@ from glancefocus.network.modules import (
     SummedClassifier,
     rows_by_candidate,
 )
+from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region
 from glancefocus.settings import GLANCE, NetworkSettings
 
@@ -74,7 +75,7 @@ class GlanceFocus(nn.Module):
     glance_encoder, focus_encoder  views to feature maps and vectors
     whole_encoder  the same for candidates that show the whole image; None: the focus encoder sees these, too
     classifier     vectors of all looks so far to an answer
-    policy         a feature map to the next place
+    policy         a feature map to the next place; or places by a rule
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
     light_weights  whether that runtime rounds weights
     """
@@ -85,12 +86,12 @@ class GlanceFocus(nn.Module):
         glance_encoder: Encoder,
         focus_encoder: Encoder,
         classifier: Classifier,
-        policy: LearntPolicy,
+        policy: LearntPolicy | UnlearntPolicy,
         whole_encoder: Encoder | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.glance_region, self.candidates = Region(settings.glance_view), settings.candidates
+        self.candidates = settings.candidates
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
@@ -110,8 +111,9 @@ class GlanceFocus(nn.Module):
         """
         other = copy.copy(self)
         other._modules = dict(self._modules)  # else the policy below would replace that of this network
-        other.policy = copy.copy(self.policy)
-        other.policy.run = None if runner is None else runner.aim
+        if isinstance(self.policy, LearntPolicy):  # others have nothing to compute
+            other.policy = copy.copy(self.policy)
+            other.policy.run = None if runner is None else runner.aim
         other._runner, other.runtime, other.light_weights = runner, runtime, light_weights
         return other
 
@@ -120,17 +122,23 @@ class GlanceFocus(nn.Module):
         """Computes the parts: the network's own modules, unless computed_by gave it another one."""
         return ModuleRunner(self) if self._runner is None else self._runner
 
-    def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
-        """The first look: the whole of each image at low resolution.
+    @property
+    def learnt_policy(self) -> LearntPolicy:
+        """`policy`, where it must be a learnt one: for the stages that train it."""
+        assert isinstance(self.policy, LearntPolicy), "this network aims by a rule"
+        return self.policy
+
+    def glance(self, scene: Scene | Tensor | Sequence[Tensor], where: Tensor | None = None) -> Look:
+        """The first look: the whole of each image at low resolution; or a patch, see NetworkSettings.first_view.
 
         scene  a scene, or a normalised batch (B, 3, H, W), or a list of images of any sizes; for a network of clips
                (B, frames, 3, H, W)
+        where  (B, 2) places of random first views; None: those that follow from the pixels of each image
         """
         scene = as_scene(scene)
-        settings = self.settings
-        check_frames(scene, settings.frames)
-        images = scene.view(self.glance_region)
-        return self._first_look(scene, self.runner.glance(images))
+        check_frames(scene, self.settings.frames)
+        region = first_region(self.settings, scene, where)
+        return self._first_look(scene, self.runner.glance(scene.view(region)), region.where)
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
         """The first look at a scene whose glance is encoded already.
@@ -138,9 +146,10 @@ class GlanceFocus(nn.Module):
         answer  memory and logits, where they are known too
         """
         memory, logits = self.answer_glance(encoding.vector) if answer is None else answer
-        return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector))
+        where = first_region(self.settings, scene).where
+        return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
 
-    def _first_look(self, scene: Scene, seen: Seen) -> Look:
+    def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(
             number=1,
             scene=scene,
@@ -150,6 +159,7 @@ class GlanceFocus(nn.Module):
             map=seen.map,
             candidate=GLANCE,
             memory=seen.memory,
+            aim=None if where is None else Aim(where.to(seen.logits.device), GLANCE),
             known_best=seen.best,
         )
 
@@ -264,7 +274,7 @@ class ModuleRunner:
     def aim(
         self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None, place: Tensor | None
     ) -> Aimed:
-        aimed: Aimed = self.net.policy(map_, last, memory, next_code, place)
+        aimed: Aimed = self.net.learnt_policy(map_, last, memory, next_code, place)
         return aimed
 
 

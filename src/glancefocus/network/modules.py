@@ -186,7 +186,7 @@ class LearntPolicy(nn.Module):
     sides        the same for each candidate view
     codes        the code of each candidate, and last that of the glance, see NetworkSettings.view_codes
     extents      side of the square that each candidate covers, as a share of the image's shorter side; 1: the whole image, which
-                 has no place. Used with settings.place only.
+                 has no place. Last that of the first look. Used with settings.place only.
     frames       of a clip; their maps lie one after the other in the map's channels
     run          computes `forward` instead of these modules, where another runner does, see model.Runner
     """
@@ -232,6 +232,11 @@ class LearntPolicy(nn.Module):
         self.actor = nn.Linear(settings.units, 2)
         self.critic = nn.Linear(settings.units, 1)
         self.run: Callable[[Tensor, int, Tensor | None, Tensor | None, Tensor | None], Aimed] | None = None
+
+    @property
+    def candidates(self) -> range:
+        """The numbers of the candidate views."""
+        return range(len(self.sides))
 
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.
@@ -294,7 +299,7 @@ class LearntPolicy(nn.Module):
         like = look.map
         if look.aim is None:
             return torch.tensor([0.5, 0.5, 1.0], dtype=like.dtype, device=like.device).expand(like.shape[0], 3)
-        extents = torch.tensor([*self.extents, 1.0], dtype=like.dtype, device=like.device)
+        extents = torch.tensor(self.extents, dtype=like.dtype, device=like.device)
         extent = extents[look.candidate].expand(like.shape[0])
         where = torch.where(extent[:, None] < 1, look.aim.where.to(like.dtype), 0.5)
         return torch.cat([where, extent[:, None]], dim=1)

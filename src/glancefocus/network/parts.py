@@ -1,7 +1,7 @@
 """A network taken apart into graphs of tensors, for runtimes and exports. The loop stays outside of them.
 
     glance       glances -> logits, memory, map
-    aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value
+    aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value       where the policy is learnt,
                                                                                       one for every code that a look can have
     focus        patches, memory -> logits, memory, map                               with a recurrent classifier
     focus_112    patches, memory -> logits, memory, map                               with a summed one, for every candidate
@@ -86,11 +86,11 @@ def whole_backbone(net: GlanceFocus) -> Part:
 
 
 def _parts(net: GlanceFocus) -> Iterator[Part]:
-    settings, policy = net.settings, net.policy
+    settings = net.settings
     cascaded = isinstance(net.classifier, CascadedClassifier)
     frames = () if settings.frames == 1 else (settings.frames,)
     glance_px, sides_px = settings.glance_px, tuple(view.px for view in settings.candidates)
-    units, features = policy.gru.hidden_size, net.glance_encoder.vector_features
+    units, features = settings.policy.units, net.glance_encoder.vector_features
     yield Part(
         "glance",
         GlancePart(net),
@@ -103,7 +103,9 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
         return
     channels = settings.frames * net.glance_encoder.map_channels
     last_looks = {settings.code_of(each): each for each in (*range(len(settings.candidates)), GLANCE)}
-    for code in settings.view_codes if settings.looks > 2 else [settings.code_of(GLANCE)]:
+    aiming = settings.view_codes if settings.looks > 2 else [settings.code_of(GLANCE)]
+    for code in aiming if settings.policy.kind == "learnt" else ():
+        policy = net.learnt_policy
         side = policy.side_of(last_looks[code])
         shapes: tuple[tuple[int, ...], ...] = ((channels, side, side), (units,))
         names: tuple[str, ...] = ("map", "policy_memory")
@@ -222,7 +224,7 @@ class AimPart(nn.Module):
 
     def __init__(self, net: GlanceFocus, last: int) -> None:
         super().__init__()
-        self.policy = net.policy
+        self.policy = net.learnt_policy
         self.last = last
 
     def forward(

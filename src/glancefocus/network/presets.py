@@ -27,7 +27,10 @@ LINEAR_POLICY = PolicySettings(head="linear", units=1024)
 
 @dataclass(frozen=True)
 class Family:
-    """What the paper chose for one family of backbones (section 3.4, A.1, A.3); `name` is how their timm names begin."""
+    """What the paper chose for one family of backbones (section 3.4, A.1, A.3); `name` is how their timm names begin.
+
+    training_options  options of the backbones in the paper's presets that act in training only: dropout and drop-connect
+    """
 
     names: tuple[str, ...]
     looks: int = 5
@@ -35,6 +38,7 @@ class Family:
     first_answer: str = "classifier"
     policy: PolicySettings = CONV_POLICY
     view: ViewSettings = field(default_factory=ViewSettings)
+    training_options: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -50,13 +54,20 @@ FAMILIES = {
     "resnet": Family(("resnet",), policy=LINEAR_POLICY),
     "densenet": Family(("densenet",), policy=LINEAR_POLICY),
     "regnet": Family(("regnet",), first_answer="own_head_evaluating"),
-    "mobilenet": Family(("mobilenet", "tf_mobilenet"), looks=3, classifier="cascaded", first_answer="own_head"),
+    "mobilenet": Family(
+        ("mobilenet", "tf_mobilenet"),
+        looks=3,
+        classifier="cascaded",
+        first_answer="own_head",
+        training_options={"drop_rate": 0.2, "drop_path_rate": 0.2},
+    ),
     "efficientnet": Family(
         ("efficientnet", "tf_efficientnet"),
         looks=4,
         classifier="cascaded",
         first_answer="own_head",
         view=ViewSettings(interpolation="bicubic"),
+        training_options={"drop_rate": 0.3, "drop_path_rate": 0.2},
     ),
 }
 OTHER_FAMILY = Family(())
@@ -88,6 +99,7 @@ def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
     family = family_of(backbone)[1]
     settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "focus": (str(px),)}
     settings["view"] = replace(family.view, **more.pop("view", {}))
+    settings["backbone_options"] = dict(family.training_options)
     # Several patch sizes (paper, section 4.2): maps are upsampled after the policy's convolution, so it needs one.
     settings |= {key: more.pop(key) for key in ("focus", "policy", "looks") if key in more}
     return Preset(name, NetworkSettings(**settings), **more)

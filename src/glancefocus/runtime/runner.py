@@ -57,13 +57,12 @@ class PartsRunner:
         settings = net.settings
         cascaded = settings.classifier == "cascaded"
         aim_parts = tuple(aim_part(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE))
-        units = net.policy.gru.hidden_size
         focus_parts = tuple(focus_part(settings, each) for each in range(len(settings.candidates)))
         return PartsRunner(
             run,
             frames=settings.frames,
             cascaded=cascaded,
-            policy_units=units,
+            policy_units=settings.policy.units,
             aim_parts=aim_parts,
             focus_parts=focus_parts,
         )

@@ -17,7 +17,7 @@ from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoder, SummedClassifier
-from glancefocus.network.policy import RandomCandidates, RandomPolicy
+from glancefocus.network.policy import RandomCandidates, RandomPolicy, learning_network
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import (
@@ -107,7 +107,7 @@ class RecogniseStep(nn.Module):
         places = None if centre is None or weight is None else Places(centre, weight)
         policy = aims(generator, (int(images.shape[-2]), int(images.shape[-1])), places)
         scene = as_batch(images, self.net.settings.view)
-        looking = self.glances.network(scene, rows)
+        looking = self.glances.network(scene, rows, generator)
         if self.settings.mistaken_glances > 0:
             looking = MistakenGlances(looking, self.net.remember_glance, self.settings.mistaken_glances, generator)
         looks = play(looking, scene, self.looks, policy)
@@ -165,7 +165,10 @@ class RecogniseStage:
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
         """The policy that aims; with each_row (validation) candidate views are drawn for each image, otherwise for each batch."""
-        return RandomPolicy(range(len(self.context.net.settings.candidates)), generator, each_row=each_row)
+        net = self.context.net
+        if net.settings.policy.kind == "centre_corner":
+            return RandomCandidates(net.policy, generator, each_row=each_row)
+        return RandomPolicy(range(len(net.settings.candidates)), generator, each_row=each_row)
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
@@ -234,18 +237,20 @@ class RecogniseStage:
 
 
 class FinetuneStage(RecogniseStage):
-    """Stage III: stage I with the aims of the learnt policy, and settings of its own."""
+    """Stage III: stage I with the aims of the learnt policy, and settings of its own. A policy that is a rule stays that rule."""
 
     name = "finetune"
 
     def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
+        if self.context.net.settings.policy.kind != "learnt":
+            return super().aims(generator, each_row)
         return FixedPolicy(RandomCandidates(self.context.net.policy, generator, each_row=each_row))
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
     ) -> Policy:
         aims, settings = self.aims(generator), self.settings
-        if settings.deviation > 0:
+        if settings.deviation > 0 and self.context.net.settings.policy.kind == "learnt":
             aims = ExploringPolicy(aims, settings.deviation, generator)
         return SometimesRandom(aims, settings.random_share, generator) if settings.random_share > 0 else aims
 
@@ -265,9 +270,10 @@ class JointStep(nn.Module):
         self.net = net
         self.settings = settings
 
-    def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, list[float]]:
+    def forward(self, images: Tensor, labels: Tensor, policy: ExploringPolicy) -> tuple[Tensor, list[float]]:
         net, settings = self.net, self.settings
-        looks = play(net, as_batch(images, net.settings.view), net.settings.looks, policy)
+        looking, scene = learning_network(net, policy.generator), as_batch(images, net.settings.view)
+        looks = play(looking, scene, net.settings.looks, policy)
         loss = recognition_loss(net, looks, labels, settings.own_head_weight)
         if settings.distill_weight > 0:
             loss = loss + settings.distill_weight * distillation_loss(looks)
@@ -314,7 +320,8 @@ class JointStage(AimStage):
         )
         net.eval()
         with torch.no_grad(), context.accelerator.autocast():
-            looks, rewards = play_and_reward(net, as_batch(images, net.settings.view), labels, explorer, context)
+            looking, scene = learning_network(net, moment.generator), as_batch(images, net.settings.view)
+            looks, rewards = play_and_reward(looking, scene, labels, explorer, context)
         self.train_mode()
         aimed = improve_policy(context, self.step, self.optimizer, looks, rewards, deviation)
         return {
