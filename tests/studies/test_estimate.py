@@ -22,6 +22,7 @@ def test_every_stage_costs_its_passes() -> None:
     epochs = runs.stage1.settings.recognise.epochs
     assert training_macs(runs.stage1.settings, 100, 10) == epochs * 110 * looks + record
     # The contrastive reward compares each patch with one random patch.
+    assert runs.stage2 is not None
     epochs = runs.stage2.settings.aim.epochs
     assert training_macs(runs.stage2.settings, 100, 10) == epochs * (100 * (glance + 2 * patches) + 10 * looks) + record
     # Stage III keeps the glance encoder.

@@ -1,9 +1,8 @@
 """The ablation study: other ways to choose patches, one encoder, no glance, no fine-tuning of the glance encoder, no stage III."""
 
-from dataclasses import replace
 from typing import Any
 
-from glancefocus.studies.networks import again, chain
+from glancefocus.studies.networks import chain
 from glancefocus.studies.published import row_beside, source_of
 from glancefocus.studies.runs import Measured
 from glancefocus.studies.study import Result, Run, Scope, Table
@@ -35,24 +34,20 @@ TRAINED = {"recognise.freeze_encoders": False, "finetune.freeze_glance": False}
 def ablation_runs(scope: Scope) -> dict[str, Run]:
     preset = MAIN_PRESET[scope.scale]
     changes = TRAINED if scope.scale == "tiny" else {}
-    runs = {}
-    for key, network in BY_RULE.items():
-        by_rule = chain(scope, preset, name=f"ablation-{key}", network=network, changes=changes)
-        runs[key] = again(
-            scope, "finetune", by_rule.stage1, f"ablation-{key}-stage3", preset=preset, network=network, changes=changes
-        )
-    others: dict[str, dict[str, Any]] = {
+    variants: dict[str, dict[str, Any]] = {
+        **{key: {"network": network} for key, network in BY_RULE.items()},
         "single_encoder": {"network": {"shared_encoder": True}, "fine_tuned": False},
         "without_glance": {"network": {"first_view": "centre"}},
         "without_fine_tuning": {"fine_tuned": False},
         "whole": {},
     }
-    for key, own in others.items():
-        trained = chain(scope, preset, name=f"ablation-{key}", changes=changes, **own)
-        runs[key] = trained.trained
-        if key == "whole":
-            runs["without_stage3"] = trained.stage2
-    return runs
+    chains = {
+        key: chain(scope, preset, name=f"ablation-{key}", changes=changes, **own) for key, own in variants.items()
+    }
+    runs = {key: own.trained for key, own in chains.items()}
+    before = chains["whole"].stage2
+    assert before is not None
+    return {**runs, "without_stage3": before}
 
 
 def ablation_result(measured: Measured) -> Result:
@@ -62,7 +57,6 @@ def ablation_result(measured: Measured) -> Result:
     looks = len(rows[0].values[0])
     title = f"Top-1 accuracy of variants, % ({source_of('ablation')})"
     table = Table("ablation", title, look_columns(looks), rows, measured.images, ordered=True)
-    shown = [replace(row, name=row.name) for row in rows]
     remark = "Rows without a learnt policy are trained in stages I and III with the aims of their rule, and measured with them."
-    drawing = after_look_drawing(shown, "Accuracy if every image takes t looks.")
+    drawing = after_look_drawing(rows, "Accuracy if every image takes t looks.")
     return Result([table], {"ablation": drawing}, remarks=[remark])

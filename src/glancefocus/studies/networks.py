@@ -46,18 +46,18 @@ WITHOUT_POLICY = (*ENCODERS, "classifier")
 
 @dataclass(frozen=True)
 class Chain:
-    """The runs of one network, in order; None where its recipe leaves a stage out."""
+    """The runs of one network, in order; None where its recipe leaves a stage out, or where there is no policy to train."""
 
     backbone: Run
     glance: Run | None
     stage1: Run
-    stage2: Run
+    stage2: Run | None
     stage3: Run | None
 
     @property
     def trained(self) -> Run:
         """The last run."""
-        return self.stage3 or self.stage2
+        return self.stage3 or self.stage2 or self.stage1
 
 
 def chain(
@@ -99,10 +99,12 @@ def chain(
         parts=ENCODERS if glance is not None else (),
         weights=backbone if glance is None else None,
     )
-    stage2 = Run(f"{name}-stage2", _settings(scope, preset, ["aim"], own, data, changes), start=stage1)
-    stage3 = None
+    stage2 = stage3 = None
+    if recognise.network.policy.kind == "learnt":
+        stage2 = Run(f"{name}-stage2", _settings(scope, preset, ["aim"], own, data, changes), start=stage1)
     if "finetune" in base.stages:
-        stage3 = Run(f"{name}-stage3", _settings(scope, preset, ["finetune"], own, data, changes), start=stage2)
+        settings = _settings(scope, preset, ["finetune"], own, data, changes)
+        stage3 = Run(f"{name}-stage3", settings, start=stage2 or stage1)
     return Chain(backbone, glance, stage1, stage2, stage3)
 
 

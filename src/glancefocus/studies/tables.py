@@ -288,6 +288,7 @@ def _varied(
     scope: Scope, preset: str | None, usual: Chain, name: str, both: Mapping[str, Any], length: float = 1.0
 ) -> Run:
     """The last run of a network with these settings of stages I and III."""
+    assert usual.stage2 is not None
     assert usual.stage3 is not None
     first, third = usual.stage1.settings.recognise, usual.stage3.settings.finetune
     changes: dict[str, Any] = {
