@@ -122,3 +122,21 @@ def test_stages_that_a_rule_cannot_have_get_their_sentence() -> None:
         BadSetting, match="small_glance trains on glances, but the first look of this network is a patch"
     ):
         train_settings("signs", stages=["small_glance,1"], assignments=["network.first_view=centre"])
+
+
+def test_a_shared_encoder_is_not_trained_on_glances_only() -> None:
+    usual, shared = train_settings("signs"), train_settings("signs", network={"shared_encoder": True})
+    assert "glance" in usual.stages
+    assert list(shared.stages) == [name for name in usual.stages if name != "glance"]
+    with pytest.raises(BadSetting, match="stage glance would train the shared encoder on glances only"):
+        train_settings("signs", network={"shared_encoder": True}, stages=["initialise,1"])
+
+
+def test_without_a_stage_of_its_own_the_glance_encoder_starts_as_the_backbone(
+    small_net: Callable[..., GlanceFocus], context_of: Make
+) -> None:
+    for stages, copied in ((["backbone", "recognise"], True), (["backbone", "glance"], False)):
+        context = context_of(small_net(), noise(12, 0), noise(6, 1), stages=stages)
+        build_stage("backbone", context).finish()
+        glance, focus = context.net.glance_encoder.state_dict(), context.net.focus_encoder.state_dict()
+        assert all(torch.equal(glance[name], focus[name]) for name in focus) == copied

@@ -37,7 +37,7 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
     """
     encoder = on_meta(settings).focus_encoder
     counted: dict[tuple[int, int], int | None] = {}
-    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
+    with torch.device("meta"), torch.no_grad(), WithoutNorms():
         for height, width in sizes:
             images = torch.empty(settings.frames, 3, height, width)
             try:
@@ -50,7 +50,7 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
 def count_network(net: GlanceFocus) -> Costs:
     """The same for a network that is on the meta device already."""
     settings = net.settings
-    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
+    with torch.device("meta"), torch.no_grad(), WithoutNorms():
         encoder, classifier = net.glance_encoder, net.classifier
         frames, view = settings.frames, settings.view
         whole = torch.empty(frames, 3, view.height_px, view.width_px)
@@ -88,7 +88,7 @@ def count_network(net: GlanceFocus) -> Costs:
     )
 
 
-class _WithoutNorms(TorchFunctionMode):
+class WithoutNorms(TorchFunctionMode):
     """Passes batch norms over: they have no products that count, and on the meta device take most of the time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -153,6 +153,14 @@ _MINI = NetworkSettings(
 )
 PRESETS["gf-mini-48"] = Preset("gf-mini-48", replace(_MINI, looks=4))
 PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, focus=("32", "48", "64")))
+# The Swedish traffic signs (section 5.1): ResNet-18 on road scenes of 960x1280 px. The paper does not say how many looks it has;
+# here as many as its other ResNets.
+_ROADS = ViewSettings(fit="stretch", height_px=960, width_px=1280)
+PRESETS["gf-resnet18-192-roads"] = Preset(
+    "gf-resnet18-192-roads",
+    replace(_preset("", "resnet18", 192).settings, classes=4, view=_ROADS),
+    published_backbone_macs=44.7e9,
+)
 # Clips (A.4): ResNet-50 with the temporal shift, the cascaded classifier, 3 looks. The paper does not say by what its policy sees a
 # clip; with two linear layers on eight maps it would have 300 million weights, so it is the convolution here.
 _CLIPS: dict[str, Any] = {"classifier": "cascaded", "first_answer": "own_head", "policy": CONV_POLICY, "looks": 3}

@@ -270,9 +270,12 @@ class JointStep(nn.Module):
         self.net = net
         self.settings = settings
 
-    def forward(self, images: Tensor, labels: Tensor, policy: ExploringPolicy) -> tuple[Tensor, list[float]]:
-        net, settings = self.net, self.settings
-        looking, scene = learning_network(net, policy.generator), as_batch(images, net.settings.view)
+    def forward(
+        self, images: Tensor, labels: Tensor, policy: Policy, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, list[float]]:
+        """The loss and the accuracy after each look; generator: of random first views."""
+        net, settings, scene = self.net, self.settings, as_batch(images, self.net.settings.view)
+        looking = net if generator is None else learning_network(net, generator)
         looks = play(looking, scene, net.settings.looks, policy)
         loss = recognition_loss(net, looks, labels, settings.own_head_weight)
         if settings.distill_weight > 0:
@@ -316,7 +319,13 @@ class JointStage(AimStage):
         explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, accuracy = descend(
-            context, self.recognise_step, self.recognise_optimizer, images, labels, policy=explorer
+            context,
+            self.recognise_step,
+            self.recognise_optimizer,
+            images,
+            labels,
+            policy=explorer,
+            generator=moment.generator,
         )
         net.eval()
         with torch.no_grad(), context.accelerator.autocast():
