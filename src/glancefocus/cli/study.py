@@ -41,6 +41,9 @@ class StudyOptions:
     weights: str = "pretrained"
     """Scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none": they are trained from
     random initialisation first."""
+    latency_file: Path | None = None
+    """For the study phone: milliseconds that were measured elsewhere, as for `gf budget`; a file, or with several networks a folder
+    with one file for each, such as resnet50-96.json. Default: they are measured here, on one thread."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """A setting of all runs as name=value, as for `gf train`; may be repeated. A setting of a stage applies to the runs that have
     this stage."""
@@ -74,7 +77,13 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
     if options.plan:
         _print_plan(order, plan_study(order, options.output), as_json=options.json)
         return
-    about, result = run_study(order, options.output, quiet=True, on_run=None if options.json else _print_run)
+    about, result = run_study(
+        order,
+        options.output,
+        quiet=True,
+        on_run=None if options.json else _print_run,
+        latency=options.latency_file,
+    )
     if options.json:
         print(json.dumps(plain(about, result), indent=1, allow_nan=False))
         return

@@ -12,10 +12,10 @@ from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import classes_of
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.exits.curve import Latency
 from glancefocus.machine import keep_freed_memory
-from glancefocus.studies import ablation, criteria, curves, fields, pictures, speed, tables
+from glancefocus.studies import ablation, criteria, curves, exits, fields, pictures, speed, tables
 from glancefocus.studies.estimate import MacsPerSecond, StudyPlan, plan_runs
+from glancefocus.studies.exits import ExitsRun, FinishedExits
 from glancefocus.studies.output import PAGE, About, write_study
 from glancefocus.studies.runs import Finished, Measured, OnRun, RunFolder
 from glancefocus.studies.study import Result, Run, Scale, Scope, Study
@@ -38,6 +38,14 @@ STUDIES: dict[str, Study] = {
             curves.anytime_runs,
             curves.anytime_result,
             seeds=(3, 1),
+        ),
+        Study(
+            "msdnet",
+            "MSDNet and an ensemble by depth, budgeted and anytime",
+            "Figures 7 (f) and 18 of the paper",
+            exits.msdnet_runs,
+            exits.msdnet_result,
+            exits.exits_runs,
         ),
         Study(
             "phone",
@@ -204,6 +212,13 @@ class Order:
     def seed_count(self) -> int:
         return self.seeds or self.study.seeds[0 if self.scope.scale == "tiny" else 1]
 
+    def exits(self) -> Mapping[str, Sequence[ExitsRun]]:
+        """{name: one comparison network with several exits for each seed}."""
+        if self.study.exits is None:
+            return {}
+        each = [self.study.exits(replace(self.scope, seed=seed)) for seed in range(self.seed_count)]
+        return {name: [runs[name] for runs in each] for name in each[0]}
+
     def runs(self) -> Mapping[str, Sequence[Run]]:
         """{name: one run for each seed}."""
         scope = self.scope
@@ -233,7 +248,9 @@ def _check_medium(study: Study, data: str) -> None:
 
 def plan_study(order: Order, folder: Path, speed: MacsPerSecond | None = None) -> StudyPlan:
     """What a study would train; nothing is trained."""
-    return plan_runs((run for runs in order.runs().values() for run in runs), RunFolder(folder), speed)
+    runs = [run for each in order.runs().values() for run in each]
+    others = [run for each in order.exits().values() for run in each]
+    return plan_runs(runs, RunFolder(folder), speed, others)
 
 
 def run_study(
@@ -242,7 +259,7 @@ def run_study(
     *,
     quiet: bool = False,
     on_run: OnRun | None = None,
-    latency: Latency | None = None,
+    latency: Path | None = None,
 ) -> tuple[About, Result]:
     """Train the runs of a study that are missing, measure, and write everything into folder/NAME.
 
@@ -258,7 +275,8 @@ def run_study(
     finished: dict[str, list[Finished]] = {}
     for name, each in order.runs().items():
         finished[name] = [runs.train(run, quiet=quiet, on_run=on_run) for run in each]
-    result = order.study.measure(Measured(scope, finished, latency))
+    others = {name: [FinishedExits(run, folder) for run in each] for name, each in order.exits().items()}
+    result = order.study.measure(Measured(scope, finished, others, latency))
     about = About(order.study, scope.scale, scope.data, order.seed_count, order.command, machine_words())
     write_study(folder / order.study.name, about, result)
     return about, result

@@ -1,5 +1,6 @@
 """The study of exit criteria: confidence, entropy and random exits; solvers of thresholds; and the cost that really occurs."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -109,7 +110,7 @@ def real_cost_table(run: Finished) -> Table:
             right.append((outcome.answer.cpu() == labels).numpy())
         return [float(np.concatenate(costs).mean()) / budget, float(np.concatenate(right).mean())]
 
-    found = [run.kept(f"real-cost-{round(budget)}", lambda budget=budget: real(budget)) for budget in budgets]
+    found = [run.kept(f"real-cost-{round(budget)}", functools.partial(real, budget)) for budget in budgets]
     rows = [Row("cost / budget", [[ratio for ratio, _ in found]]), Row("accuracy", [[share for _, share in found]])]
     columns = [macs_words(budget) for budget in budgets]
     return Table("real-cost", "The cost that really occurs when images are predicted", columns, rows, unit="number")

@@ -205,14 +205,14 @@ def anytime_result(measured: Measured) -> Result:
     rows = [Row("glancefocus", [run.after_looks() for run in runs])]
     columns = [f"{name} ({cost / 1e6:,.1f}M)" for name, cost in zip(look_columns(len(macs)), macs, strict=True)]
     table = Table("anytime", "Top-1 accuracy if every image takes t looks, %", columns, rows, measured.images)
-    figure = anytime_figure({"glancefocus": list(zip(macs, _means(rows[0]), strict=True))}, dots)
+    figure = anytime_figure({"glancefocus": list(zip(macs, means_of(rows[0]), strict=True))}, dots)
     drawing = Drawing(
         figure, "Accuracy if the network is stopped after each look, and of the plain backbone on resized images."
     )
     return Result([table], {"anytime": drawing}, remarks=[sentence("anytime")])
 
 
-def _means(row: Row) -> list[float]:
+def means_of(row: Row) -> list[float]:
     return [mean for column in range(len(row.values[0])) if (mean := row.mean(column)) is not None]
 
 
@@ -253,7 +253,7 @@ def length_result(measured: Measured) -> Result:
     for name in length_networks(measured.scope):
         runs = measured[name]
         rows.append(Row(name, [run.after_looks() for run in runs]))
-        lines[name] = list(zip(runs[0].bundle.costs.macs_after_look, _means(rows[-1]), strict=True))
+        lines[name] = list(zip(runs[0].bundle.costs.macs_after_look, means_of(rows[-1]), strict=True))
     costs = [Row(name, [[macs / 1e6 for macs, _ in line]]) for name, line in lines.items()]
     tables = [
         Table(

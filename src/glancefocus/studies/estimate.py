@@ -17,6 +17,7 @@ from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.studies.exits import CHECKPOINT, ExitsRun
 from glancefocus.studies.networks import ASSUMED_CLASSES
 from glancefocus.studies.runs import RunFolder
 from glancefocus.studies.study import Run
@@ -76,8 +77,14 @@ class StudyPlan:
         return {"runs": [asdict(run) for run in self.runs], "images": list(self.images), "device": self.device, **sums}
 
 
-def plan_runs(runs: Iterable[Run], folder: RunFolder, speed: MacsPerSecond | None = None) -> StudyPlan:
-    """What these runs, and those that they build on, would take. Nothing is trained; speed: measured here if it is None."""
+def plan_runs(
+    runs: Iterable[Run], folder: RunFolder, speed: MacsPerSecond | None = None, exits: Iterable[ExitsRun] = ()
+) -> StudyPlan:
+    """What these runs, and those that they build on, would take. Nothing is trained.
+
+    speed  measured here if it is None
+    exits  comparison networks, planned with the speed of ours
+    """
     speed = measured_speed() if speed is None else speed
     planned: dict[str, PlannedRun] = {}
     counts = (0, 0)
@@ -87,6 +94,14 @@ def plan_runs(runs: Iterable[Run], folder: RunFolder, speed: MacsPerSecond | Non
                 continue
             counts = image_counts(each.settings)
             planned[each.content] = _planned(each, folder, counts, speed)
+            network = each.settings.network
+    for other in exits:
+        begun = (other.place(folder.folder.parent) / CHECKPOINT).exists()
+        macs = other.macs(counts[0])
+        hours = macs / speed(network) / 3600
+        disk = 2.0 * _BYTES * sum(p.numel() for p in other.build().parameters())
+        state = "begun" if begun else "new"
+        planned[other.content] = PlannedRun(other.name, ("all exits",), other.training.seed, state, macs, disk, hours)
     return StudyPlan(list(planned.values()), counts, device_words())
 
 

@@ -14,7 +14,7 @@ from glancefocus.studies.runs import Measured
 from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table, Value
 from glancefocus.studies.tables import at_random, budget_curve, curves_figure
 
-SIGNS_PRESET = "gf-resnet18-192"
+SIGNS_PRESET = "gf-resnet18-192-roads"
 # As in the paper's scenes of 960x1280 px, a patch has a fifth of the height.
 TINY_SCENE: dict[str, Any] = {"view": {"height_px": 240, "width_px": 320}}
 JESTER_CLASSES = 27

@@ -134,7 +134,8 @@ def backbone_run(
 ) -> Run:
     """The plain backbone, with seed 0 for all seeds: like the paper's pretrained networks, there is one.
 
-    Pretrained weights are taken as they are; for larger images than those that they were trained on, they are trained further.
+    Weights for the same classes (timm's for ImageNet, or a file) are taken as they are. For other classes, and for larger images
+    than those that they were trained on, they are trained further.
     """
     preset, own = preset or TINY_IMAGES, network or {}
     first = replace(scope, seed=0)
@@ -142,11 +143,14 @@ def backbone_run(
     stages = [stage for stage in base.stages if stage in ("small", "backbone")]
     side_px, backbone = base.network.view.height_px, base.network.backbone
     name = f"{preset.removeprefix('gf-')}-backbone-{side_px}"
-    pretrained = scope.weights != "pretrained" or has_pretrained_weights(backbone)
-    if scope.scale == "tiny" or scope.weights == "none" or not pretrained:
+    from_timm = scope.weights == "pretrained"
+    if scope.scale == "tiny" or scope.weights == "none" or (from_timm and not has_pretrained_weights(backbone)):
         return Run(name, _settings(first, preset, stages, own, data, {}))
-    larger = side_px > PRESETS[preset].settings.view.height_px
-    changes = {"backbone.epochs": 10, "backbone.lr": 0.01} if larger else {"backbone.epochs": 0}
+    changes: dict[str, Any] = {}
+    if side_px > PRESETS[preset].settings.view.height_px:
+        changes = {"backbone.epochs": 10, "backbone.lr": 0.01}
+    elif not from_timm or (base.network.classes == ASSUMED_CLASSES[False] and base.network.frames == 1):
+        changes = {"backbone.epochs": 0}
     return Run(name, replace(_settings(first, preset, stages, own, data, changes), weights=scope.weights))
 
 

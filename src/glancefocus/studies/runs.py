@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from glancefocus.errors import BadRun, GlancefocusError
 from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.every_look import aimed_candidate, evaluate_every_look
 from glancefocus.evaluation.records import Records, looks_folder
-from glancefocus.exits.curve import Latency
 from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint, write_text
 from glancefocus.interrupts import stop_message
@@ -256,12 +255,14 @@ class Finished:
 class Measured:
     """The finished runs of a study: {name: one for each seed}.
 
-    latency  milliseconds that were measured elsewhere; None: they are measured here
+    exits    comparison networks with several exits, in the same way
+    latency  a file with milliseconds that were measured elsewhere, or a folder with one for each network; None: measured here
     """
 
     scope: Scope
     runs: Mapping[str, Sequence[Finished]]
-    latency: Latency | None = None
+    exits: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    latency: Path | None = None
 
     def __getitem__(self, name: str) -> Sequence[Finished]:
         return self.runs[name]

@@ -3,10 +3,12 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from glancefocus.bundle.files import read_latency_file
 from glancefocus.evaluation.choosing import at_backbone_accuracy
 from glancefocus.evaluation.figures import LINES, RED, cost_axis, new_figure
 from glancefocus.evaluation.latency import measure_latency, measure_rival_times
@@ -58,7 +60,7 @@ def phone_result(measured: Measured) -> Result:
     rows, devices = [], []
     for number, name in enumerate(_networks(measured)):
         run, backbone = measured.first(name), measured.first(f"backbone of {name}")
-        latency, backbone_ms = _latency(run, measured.latency)
+        latency, backbone_ms = _latency(name, run, measured.latency)
         devices.append(latency.words)
         share = whole_image(backbone_dots(backbone, resized=False))[1]
         curve = sorted((latency.mean_ms(point), point["accuracy"]) for point in budget_curve(run))
@@ -79,10 +81,13 @@ def phone_result(measured: Measured) -> Result:
     return Result([table], {"phone": drawing}, remarks=[sentence("phone")])
 
 
-def _latency(run: Finished, given: Latency | None) -> tuple[Latency, float | None]:
-    """Milliseconds of each look, and of the backbone; one thread and one image at a time, as in the paper. Given ones first."""
+def _latency(name: str, run: Finished, given: Path | None) -> tuple[Latency, float | None]:
+    """Milliseconds of each look, and of the backbone; one thread and one image at a time, as in the paper.
+
+    given  a file of them, or a folder with NAME.json for each network; they have no time of the backbone
+    """
     if given is not None:
-        return given, None
+        return read_latency_file(given / f"{name}.json" if given.is_dir() else given, run.bundle.settings), None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

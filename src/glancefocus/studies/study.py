@@ -13,6 +13,7 @@ from glancefocus.settings import to_plain
 from glancefocus.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from glancefocus.studies.exits import ExitsRun
     from glancefocus.studies.runs import Measured
 
 Scale = Literal["tiny", "paper"]
@@ -147,6 +148,7 @@ class Study:
     shows    which ones
     runs     {name: run} for one seed
     measure  computes the result from the finished runs
+    exits    {name: comparison network with several exits} for one seed; None: there are none
     world    the built-in data set of the scale tiny
     seeds    number of seeds at the scales tiny and paper, unless the user says otherwise
     clips    whether it is about clips, not images
@@ -157,6 +159,7 @@ class Study:
     shows: str
     runs: Callable[[Scope], Mapping[str, Run]]
     measure: "Callable[[Measured], Result]"
+    exits: "Callable[[Scope], Mapping[str, ExitsRun]] | None" = None
     world: str = "signs"
     seeds: tuple[int, int] = (1, 1)
     clips: bool = False
