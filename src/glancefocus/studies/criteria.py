@@ -17,7 +17,7 @@ from glancefocus.studies.networks import chain
 from glancefocus.studies.published import columns_of, row_beside, source_of
 from glancefocus.studies.runs import Finished, Measured
 from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table, Value
-from glancefocus.studies.tables import MAIN_PRESET, at_random, budget_columns, budgets_like, points_at
+from glancefocus.studies.tables import MAIN_PRESET, at_random, budget_columns, budgets_like, legend_above, points_at
 
 SOLVER_BUDGETS, REAL_BUDGETS = 8, 5
 
@@ -48,7 +48,7 @@ def criteria_result(measured: Measured) -> Result:
         means = [100 * mean for c in range(len(budgets)) if (mean := row.mean(c)) is not None]
         axes.plot([budget / 1e6 for budget in budgets], means, label=row.name, **LINES[number])
     cost_axis(axes, "multiply-adds per image (millions")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=1, frameon=False, fontsize=9)
+    legend_above(figure, axes, columns=1)
     note = "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
     table = Table("criteria", title, columns, rows, measured.images, ordered=True, note=note)
     first = measured.first("network")

@@ -16,7 +16,7 @@ from glancefocus.studies.networks import backbone_run, chain
 from glancefocus.studies.published import networks, sentence
 from glancefocus.studies.runs import Finished, Measured
 from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table
-from glancefocus.studies.tables import budget_curve, curves_figure, look_columns
+from glancefocus.studies.tables import budget_curve, curves_figure, legend_above, look_columns
 from glancefocus.training.run_folder import BUNDLE_FOLDER
 
 Dots = dict[str, tuple[float, float]]
@@ -31,7 +31,8 @@ def backbone_dots(run: Finished, *, resized: bool = True) -> Dots:
     net, network = run.backbone(), run.run.settings.network
     glance_macs = count_costs(network).macs_after_look[0]
     sizes = sizes_with_costs(network, image_size(run.split, network), patch_side(net.focus_encoder), glance_macs)
-    kept = sizes if resized else dict(list(sizes.items())[:1])
+    useful = {size: macs for size, macs in sizes.items() if macs >= glance_macs / 2}
+    kept = useful if resized else dict(list(sizes.items())[:1])
     rows, folder = np.arange(len(run.split)), looks_folder(run.folder / BUNDLE_FOLDER)
     answers = answer_resized(
         network, net.focus_encoder, run.split, rows, list(kept), folder, name=run.measured_on,
@@ -142,7 +143,7 @@ def main_figure(curves: Mapping[str, Sequence[Point]], dots: Dots, with_others: 
             axes.plot(other.macs / 1e6, 100 * other.accuracy, "x", color=GREY, label=label)
             axes.annotate(other.name, (other.macs / 1e6, 100 * other.accuracy), fontsize=6, color=GREY)
     cost_axis(axes, "multiply-adds per image (millions")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    legend_above(figure, axes)
     return figure
 
 
@@ -225,7 +226,7 @@ def anytime_figure(lines: Mapping[str, Sequence[tuple[float, float]]], dots: Dot
         axes.plot(macs / 1e6, 100 * share, "D", color=RED, label="plain backbone" if number == 0 else None)
         axes.annotate(name, (macs / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
     cost_axis(axes, "multiply-adds per image (millions")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    legend_above(figure, axes)
     return figure
 
 

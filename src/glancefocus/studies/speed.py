@@ -23,7 +23,7 @@ from glancefocus.studies.networks import chain
 from glancefocus.studies.published import paper_row, sentence, source_of
 from glancefocus.studies.runs import Finished, Measured
 from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table
-from glancefocus.studies.tables import budget_curve
+from glancefocus.studies.tables import budget_curve, legend_above
 from glancefocus.training.run_folder import BACKBONE_FILE
 
 PHONE_NETWORKS = (
@@ -72,7 +72,7 @@ def phone_result(measured: Measured) -> Result:
         times = None if ours is None or backbone_ms is None else backbone_ms / ours
         rows.append(Row(name, [[100 * share, backbone_ms, ours, times]]))
     cost_axis(axes, "time per image (ms")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    legend_above(figure, axes)
     columns = ["backbone, %", "backbone, ms", "glancefocus, ms, at that accuracy", "times faster"]
     table = Table(
         "phone", "Milliseconds for one image", columns, rows, unit="number", note=f"Measured on {devices[0]}."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from glancefocus.evaluation.assess import solved
-from glancefocus.evaluation.figures import GREY, LINES, aims_figure, cost_axis, new_figure, patch_sizes_figure
+from glancefocus.evaluation.figures import GREY, HEIGHT, LINES, cost_axis, new_figure, patch_sizes_figure
 from glancefocus.evaluation.verdict import macs_words
 from glancefocus.exits.curve import Point, patches_of
 from glancefocus.network.presets import read_table
@@ -26,14 +26,24 @@ def look_columns(looks: int) -> list[str]:
     return [f"t={look}" for look in range(1, looks + 1)]
 
 
-def mean_lines(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """{name: mean of each column} for a figure."""
-    count = max(len(row.values[0]) for row in rows)
-    return {row.name: [mean for c in range(count) if (mean := row.mean(c)) is not None] for row in rows}
-
-
 def after_look_drawing(rows: Sequence[Row], caption: str) -> Drawing:
-    return Drawing(aims_figure(mean_lines(rows)), caption)
+    """The mean accuracy after each look, one line for each row."""
+    figure, axes = new_figure(HEIGHT + 0.2 * len(rows))
+    for number, row in enumerate(rows):
+        means = [100 * mean for c in range(len(row.values[0])) if (mean := row.mean(c)) is not None]
+        filled = {} if number < len(LINES) else {"markerfacecolor": "white"}  # the styles repeat
+        axes.plot(range(1, len(means) + 1), means, label=row.name, **LINES[number % len(LINES)], **filled)
+    axes.set_xticks(range(1, max(len(row.values[0]) for row in rows) + 1))
+    axes.set_xlabel("looks at every image, t")
+    axes.set_ylabel("accuracy (%)")
+    legend_above(figure, axes, columns=1)
+    return Drawing(figure, caption)
+
+
+def legend_above(figure: Any, axes: Any, columns: int = 2) -> None:
+    """A legend outside the axes, where it covers no data."""
+    entries = axes.get_legend_handles_labels()
+    figure.legend(*entries, loc="outside upper center", ncols=columns, frameon=False, fontsize=8, handlelength=3)
 
 
 # Rewards: Table 2.
@@ -192,7 +202,7 @@ def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tupl
         axes.plot(macs / 1e6, 100 * share, "D", color=GREY, markersize=6)
         axes.annotate(name, (macs / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
     cost_axis(axes, "multiply-adds per image (millions")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    legend_above(figure, axes)
     return figure
 
 
