@@ -30,11 +30,16 @@ from glancefocus.training.multi_exit import MultiExitTraining, train_exits
 
 CHECKPOINT, _RECORDS = "last.ckpt", "looks"
 # Their dearest exit costs about as much as the small backbone.
-TINY_MSDNET = MSDNetSettings(exits=4, base=2, step=2, channels=12, growth=6, widths=(1, 2, 4), bottleneck=(1, 2, 4))
-TINY_ENSEMBLE = ("resnet18", "resnet26")
-TINY_OPTIONS: dict[str, Any] = {"channels": [8, 16, 24, 40], "stem_width": 8, "zero_init_last": False}
+TINY_MSDNET = MSDNetSettings(exits=5, base=2, step=2, channels=8, growth=6, widths=(1, 2, 4), bottleneck=(1, 2, 4))
+TINY_ENSEMBLE = ("resnet18", "resnet34")
+TINY_OPTIONS: dict[str, Any] = {
+    "channels": [8, 16, 24, 40],
+    "stem_type": "deep",
+    "stem_width": 8,
+    "zero_init_last": False,
+}
 PAPER_ENSEMBLE = ("densenet121", "densenet169", "densenet201")
-TINY_TRAINING = MultiExitTraining(epochs=10, lr=0.1, weight_decay=5e-4, batch_size=32, rates="cosine")
+TINY_TRAINING = MultiExitTraining(epochs=8, lr=0.1, weight_decay=5e-4, batch_size=32, rates="cosine")
 
 
 @dataclass(frozen=True)
