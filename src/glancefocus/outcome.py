@@ -168,6 +168,9 @@ class Outcome:
     placements  where each image lies in its picture
     image_px    (N, 2) height and width of each image; None if unknown
     views       the candidate views of the network; empty if unknown
+    first_where (N, 2) where the first look was; NaN for a glance, which sees the whole image; None if unknown
+    first_view  what the first look saw, but for its place; None if unknown
+    logits_after  (N, T, classes), NaN for looks that were not taken; None once batches were joined, to save memory
     """
 
     answer: Tensor
@@ -188,6 +191,9 @@ class Outcome:
     placements: tuple[Placement, ...] = ()
     image_px: Tensor | None = None
     views: tuple[View, ...] = ()
+    first_where: Tensor | None = None
+    first_view: View | None = None
+    logits_after: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -218,22 +224,35 @@ class Outcome:
 
     @property
     def boxes(self) -> list[list[Box]]:
-        """For each image the boxes of its focus looks, in pixels of its picture; the glance, which sees everything, has no box."""
+        """For each image the boxes of its focus looks, in pixels of its picture; see also first_box."""
         if self.image_px is None:
             raise ValueError("this outcome was recorded without the sizes of its images")
-        return [self._boxes_of(row, *size) for row, size in enumerate(self.image_px.tolist())]
+        return [self._boxes_of(row) for row in range(len(self))]
 
-    def _boxes_of(self, row: int, height_px: int, width_px: int) -> list[Box]:
-        found = []
-        for look in range(int(self.looks[row]) - 1):
-            view = self.views[int(self.candidate[row, look])]
-            if view.is_whole:
-                found.append(self.placements[row].box_in_picture(0, 0, height_px, width_px))
-                continue
-            px = view.extent_px(height_px, width_px)
-            top, left = top_left(self.where[row, look][None], height_px, width_px, px)[0].tolist()
-            found.append(self.placements[row].box_in_picture(top, left, px, px))
-        return found
+    def first_box(self, row: int) -> Box | None:
+        """The box of the first look at an image; None for a glance, which sees the whole image."""
+        view, where = self.first_view, self.first_where
+        return None if view is None or view.is_whole or where is None else self._box(row, view, where[row])
+
+    def _boxes_of(self, row: int) -> list[Box]:
+        taken = zip(self.candidate[row].tolist(), self.where[row], strict=True)
+        return [self._box(row, self.views[each], where) for each, where in taken if each >= 0]
+
+    def _box(self, row: int, view: View, where: Tensor) -> Box:
+        assert self.image_px is not None
+        height_px, width_px = self.image_px[row].tolist()
+        if view.is_whole:
+            return self.placements[row].box_in_picture(0, 0, height_px, width_px)
+        px = view.extent_px(height_px, width_px)
+        top, left = top_left(where[None], height_px, width_px, px)[0].tolist()
+        return self.placements[row].box_in_picture(top, left, px, px)
+
+    def confidence_in(self, row: int, name: str) -> list[float] | None:
+        """The probability of the class of this name after each look that was taken; None if it is unknown."""
+        if self.logits_after is None or self.classes is None or name not in self.classes:
+            return None
+        shares = self.logits_after[row, : int(self.looks[row])].float().softmax(dim=1)
+        return shares[:, self.classes.index(name)].tolist()
 
     def name(self, index: int) -> str:
         """The name of a class; its number if the classes have no names."""
@@ -269,13 +288,13 @@ class Outcome:
         tensors: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts])
             for name, value in vars(parts[0]).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and name != "logits_after"
         }
         notes: tuple[tuple[str, ...], ...] = ()
         if any(part.notes for part in parts):
             notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
         placements = tuple(itertools.chain.from_iterable(part.placements for part in parts))
-        return replace(parts[0], **tensors, notes=notes, placements=placements)
+        return replace(parts[0], **tensors, notes=notes, placements=placements, logits_after=None)
 
 
 class OutcomeRecorder:
@@ -320,7 +339,8 @@ class OutcomeRecorder:
             "confidence": front["confidence"][each, last],
             "answer_after": front["answer"],
             "confidence_after": front["confidence"],
-            **{name: front[name] for name in ("looks", "sure", "logits", "where", "candidate")},
+            "logits": front["logits_after"][each, last],
+            **{name: front[name] for name in ("looks", "sure", "where", "candidate", "first_where", "logits_after")},
         }
         tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in columns.items()}
         return Outcome(**tensors, **more)
@@ -342,7 +362,10 @@ class OutcomeRecorder:
         confidence, answer = look.best
         table["answer"][rows, index] = _array(answer)
         table["confidence"][rows, index] = _array(confidence)
-        if look.aim is not None:
+        table["logits_after"][rows, index] = logits
+        if look.number == 1 and look.aim is not None:
+            table["first_where"][rows] = _array(look.aim.where)
+        elif look.aim is not None:
             table["where"][rows, index - 1] = _array(look.aim.where)
             candidate = look.candidate
             table["candidate"][rows, index - 1] = _array(candidate) if isinstance(candidate, Tensor) else candidate
@@ -350,8 +373,7 @@ class OutcomeRecorder:
         if not left.any():
             return
         if not left.all():
-            rows, logits, was_sure = _array(look.rows)[left] - self._taken, logits[left], was_sure[left]
-        table["logits"][rows] = logits
+            rows, was_sure = _array(look.rows)[left] - self._taken, was_sure[left]
         table["sure"][rows] = was_sure
         table["looks"][rows] = look.number
 
@@ -363,7 +385,8 @@ class OutcomeRecorder:
             "confidence": np.full((count, most), np.nan, np.float32),
             "where": np.full((count, most - 1, 2), np.nan, np.float32),
             "candidate": np.full((count, most - 1), -1, np.int64),
-            "logits": np.zeros_like(logits),
+            "first_where": np.full((count, 2), np.nan, np.float32),
+            "logits_after": np.full((count, most, logits.shape[1]), np.nan, logits.dtype),
             "sure": np.zeros(count, np.bool_),
             "looks": np.zeros(count, np.int64),
         }

@@ -121,8 +121,13 @@ def test_a_bundle_without_a_shared_weight_or_a_norm_is_refused(small_net: MakeNe
 def test_fingerprints_of_networks_without_the_new_settings_stay(small_net: MakeNet) -> None:
     plain, shared = (small_net(**changes).settings.to_hash() for changes in ({"shared_encoder": True}, SHARED))
     assert "own_norms" not in plain
-    assert "classifier_place" not in plain
+    assert not {"classifier_place", "first_view"} & set(plain)
+    assert "kind" not in plain["policy"]
     assert shared == {**plain, "own_norms": True}
+    other = small_net(
+        first_view="centre", classifier_place=True, policy={"units": 16, "kind": "random"}
+    ).settings.to_hash()
+    assert (other["first_view"], other["classifier_place"], other["policy"]["kind"]) == ("centre", True, "random")
 
 
 def test_copies_share_among_themselves_only(small_net: MakeNet) -> None:

@@ -94,6 +94,27 @@ def test_it_gets_what_each_look_covered(small_net: Callable[..., GlanceFocus]) -
     assert torch.equal(each, torch.tensor([[0.1, 0.2, 0.5], [0.25, 0.5, 0.75], [0.5, 0.5, 1.0]]))
 
 
+@pytest.mark.parametrize("first_view", ["centre", "random"])
+def test_it_gets_the_place_of_a_first_look_that_is_a_patch(
+    small_net: Callable[..., GlanceFocus], first_view: str
+) -> None:
+    net = small_net(first_view=first_view, classifier_place=True)
+    given: list[Tensor] = []
+    net.classifier.gru.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    where = torch.tensor([[0.25, 0.5], [1.0, 0.0]])
+    with torch.inference_mode():
+        look = net.glance(images, where if first_view == "random" else None)
+        again = net.remember_again(look)
+        kept = net.first_look(look.scene, Encoding(look.map, look.features))
+    places = where.tolist() if first_view == "random" else [[0.5, 0.5]] * 2
+    features = net.glance_encoder.vector_features
+    assert given[0][:, features:].tolist() == [[*place, 0.5] for place in places]  # 32 of 64 px
+    assert torch.equal(again, look.memory)
+    assert kept.aim is not None
+    assert torch.equal(given[2][:, features : features + 2], kept.aim.where)
+
+
 def test_its_cost_is_three_inputs_of_the_three_gates_more(small_net: Callable[..., GlanceFocus]) -> None:
     plain, placed = (count_costs(small_net(classifier_place=place).settings) for place in (False, True))
     more = [two - one for one, two in zip(plain.classifier_macs, placed.classifier_macs, strict=True)]

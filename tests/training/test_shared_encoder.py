@@ -27,6 +27,7 @@ VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
 SHARED = {"shared_encoder": True, "own_norms": True}
 VIEWS = {"classifier": "summed", "focus": ["0.5@32", "whole@64"]}
 THREE = {**SHARED, **VIEWS, "whole_encoder": True}
+BY_RULE = {**THREE, "first_view": "centre", "policy": {"units": 16, "conv_channels": 4, "kind": "centre_corner"}}
 TINY_RUN = Path(__file__).with_name("tiny_run.py")
 Make = Callable[..., TrainingContext]
 Tiny = Callable[..., TrainSettings]
@@ -114,7 +115,7 @@ def test_after_the_stage_backbone_all_views_have_its_norms(make_context: Make) -
 
 
 @pytest.mark.parametrize("stage", ["recognise", "finetune"])
-@pytest.mark.parametrize("net", [SHARED, THREE, {**THREE, "looks": 2}, {**SHARED, **VIEWS}], ids=str)
+@pytest.mark.parametrize("net", [SHARED, THREE, {**THREE, "looks": 2}, {**SHARED, **VIEWS}, BY_RULE], ids=str)
 def test_all_views_learn_together_in_every_batch(stage: str, net: dict[str, Any], make_context: Make) -> None:
     rates = {"encoder_lr": 0.01, "classifier_lr": 0.01}
     context = make_context(net, **{stage: rates})
@@ -215,7 +216,10 @@ def test_recipes_are_fitted_to_a_shared_encoder() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"network": {"shared_encoder": True}}, "the stage glance has nothing to train: .* set network.own_norms=true"),
+        (
+            {"network": {"shared_encoder": True}},
+            "glance would train the shared encoder on glances only.* Or set network.own_norms=true",
+        ),
         ({"network": SHARED, "glance": {"fresh": True}}, "glance.fresh=true needs two encoders"),
         ({"network": SHARED, "recognise": {"freeze_glance": True}}, "recognise.freeze_glance=true needs two encoders"),
         ({"network": THREE, "stages": ["backbone", "joint"]}, "the stage joint does not train the batch norms"),
@@ -233,7 +237,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], senten
 
 def test_what_the_user_named_is_refused_instead_of_changed() -> None:
     one = ["network.shared_encoder=true"]
-    with pytest.raises(BadSetting, match="the stage glance has nothing to train"):
+    with pytest.raises(BadSetting, match="the stage glance would train the shared encoder on glances only"):
         train_settings("signs", stages=["initialise", "1"], assignments=one)
     with pytest.raises(BadSetting, match="finetune.freeze_glance=true needs two encoders"):
         train_settings("signs", assignments=[*one, "finetune.freeze_glance=true"])

@@ -48,6 +48,7 @@ class Bundle:
     temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
     latencies   milliseconds of the looks on every device that was measured
     split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
+    elsewhere   milliseconds from another device, used instead of those measured here; not stored
     """
 
     net: GlanceFocus
@@ -60,6 +61,7 @@ class Bundle:
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
+    elsewhere: Latency | None = None
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -160,7 +162,9 @@ class Bundle:
         )
 
     def latency_here(self) -> Latency | None:
-        """The milliseconds measured on this device, in this runtime, with the current number of threads; None: not measured."""
+        """The milliseconds measured on this device, in this runtime, and threads, or `elsewhere`; None: not measured."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         here = device_name(self.device), torch.get_num_threads(), self.runtime
         own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
@@ -317,12 +321,8 @@ class Bundle:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Everything that is stored; weights that encoders share are stored once."""
-        repeated = self.net.repeated_tensors()
-        return {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self.net.state_dict().items()
-            if name not in repeated
-        }
+        tensors, repeated = self.net.state_dict(), self.net.repeated_tensors()
+        return {name: each.detach().cpu().contiguous() for name, each in tensors.items() if name not in repeated}
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":

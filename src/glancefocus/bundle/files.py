@@ -19,7 +19,17 @@ from glancefocus.machine import available_bytes, read_file
 from glancefocus.network.build import MOST_HEADER_BYTES, loading_bytes, read_safetensors, weight_bytes
 from glancefocus.outcome import MOST_CANDIDATES, MOST_LOOKS, Costs
 from glancefocus.settings import NetworkSettings, from_plain
-from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, one_line, read_json, text_of, whole_of
+from glancefocus.values import (
+    LONGEST_CLASS_NAME,
+    Fields,
+    list_of,
+    number_of,
+    one_line,
+    read_json,
+    shown,
+    text_of,
+    whole_of,
+)
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
@@ -114,6 +124,28 @@ def read_latency(plain: Any, where: str) -> Latency:
         focus_ms=tuple(fields.listed("focus_ms", MOST_LOOKS, row)),
         runtime=None if fields.value("runtime", None) is None else fields.text("runtime", 200),
     )
+
+
+def read_latency_file(file: Path, settings: NetworkSettings) -> Latency:
+    """Milliseconds that were measured elsewhere, such as on a phone, for a network with these settings. See docs/budgets.md."""
+    try:
+        plain = read_json(file, MAX_SETTINGS_BYTES)
+    except FileNotFoundError:
+        raise BadSetting(f"there is no file {file}. Check the path.") from None
+    except OSError as error:
+        raise BadSetting(f"{file} cannot be read: {error.strerror or error}. Check the path.") from None
+    except BadSetting as error:
+        raise BadSetting(f"{file} is not a file of latencies: {error}") from None
+    if not isinstance(plain, dict):
+        raise BadSetting(f"{file} must hold an object with device, glance_ms and focus_ms, but holds {shown(plain)}.")
+    latency = read_latency({"threads": 1, "batch_size": 1, **plain}, str(file))
+    rows, views = settings.looks - 1, len(settings.candidates)
+    if [len(row) for row in latency.focus_ms] != [views] * rows:
+        raise BadSetting(
+            f"{file} must have focus_ms for {rows} focus looks with {views} candidate view{'s' if views > 1 else ''} each, such as "
+            f"{[[12.5] * views] * rows}, but got {[list(row) for row in latency.focus_ms]}."
+        )
+    return latency
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

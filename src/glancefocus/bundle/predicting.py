@@ -21,6 +21,7 @@ from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_bud
 from glancefocus.look import Scene, as_scene
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
 from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
+from glancefocus.network.places import SAMPLE_PX, draws_places
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
 from glancefocus.settings import NetworkSettings
@@ -78,8 +79,9 @@ def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int)
 
 def least_px(settings: NetworkSettings) -> int:
     """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
-    extents = [view.extent for view in settings.candidates if isinstance(view.extent, int)]
-    return max(extents, default=1) if settings.looks > 1 else 1
+    views = [settings.glance_view, *(settings.candidates if settings.looks > 1 else ())]
+    extents = [view.extent for view in views if isinstance(view.extent, int)]
+    return max([*extents, SAMPLE_PX if draws_places(settings) else 1])
 
 
 def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
@@ -302,6 +304,7 @@ def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts
         placements=facts.placements,
         image_px=facts.image_px,
         views=bundle.net.candidates,
+        first_view=bundle.settings.glance_view,
     )
 
 

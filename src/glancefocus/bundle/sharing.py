@@ -320,7 +320,7 @@ def model_card(
         "",
         f"# {one_line(settings.backbone)}, up to {settings.looks} looks",
         "",
-        f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} looks at "
+        f"A glance-and-focus classifier: {settings.first_words}, then up to {settings.looks - 1} looks at "
         f"{view_words(settings.focus)}, stopping once the score is above the threshold of a look.",
         "",
         "    gf predict THIS_FOLDER picture.jpg",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from glancefocus.outcome import Outcome
+    from glancefocus.region import Box
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
@@ -86,11 +87,13 @@ def draw(
 
     truth = Path(name).parent.name
     known = truth in (outcome.classes or ())
-    boxes = [
-        (round(left * scale), round(top * scale), round(right * scale), round(bottom * scale))
-        for left, top, right, bottom in outcome.boxes[row]
-    ]
-    looks = looks_taken(outcome, row, boxes, truth if known else None)
+
+    def scaled(box: "Box") -> "Box":
+        left, top, right, bottom = (round(side * scale) for side in box)
+        return left, top, right, bottom
+
+    first, boxes = outcome.first_box(row), [scaled(box) for box in outcome.boxes[row]]
+    looks = looks_taken(outcome, row, boxes, truth if known else None, None if first is None else scaled(first))
     title = f"{Path(name).name}" + (f" (is {truth})" if known else "")
     notes = [f"stopped: {outcome.stopped(row)}", *(outcome.notes[row] if outcome.notes else ())]
     drawing = draw_strip(pictures, looks, title=title, notes=notes)

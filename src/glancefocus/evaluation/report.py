@@ -200,8 +200,8 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
         f"{percent(chosen['accuracy'], images)} of the answers are correct{f' (95 % interval {interval})' if interval else ''}, "
         f"for {macs_words(chosen['mean_macs'])} multiply-adds on average, {compared} the backbone on the whole image "
         f"({macs_words(findings.backbone_macs)}), with {expected_looks(chosen):.2f} looks on average{ms}.",
-        f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, a glance at "
-        f"{network.glance_px} px, {view_words(findings.views)}, up to {network.looks} looks.",
+        f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, "
+        f"{network.first_words}, {view_words(findings.views)}, up to {network.looks} looks.",
         *findings.remarks,
     ]
     return [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]

@@ -334,7 +334,7 @@ def own_sizes(bundle: Bundle) -> dict[Size, int]:
     settings = bundle.settings
     # The plain backbone is a rival already.
     seen = () if settings.looks == 1 or settings.keeps_backbone else settings.candidates
-    views = [settings.glance_view, *(view for view in seen if view.is_whole)]
+    views = [view for view in (settings.glance_view, *seen) if view.is_whole]
     counted = count_backbone(settings, [(view.px, view.px) for view in views])
     return {size: macs for size, macs in counted.items() if macs is not None}
 

@@ -21,13 +21,13 @@ from glancefocus.network.modules import (
     CascadedClassifier,
     Classifier,
     Encoder,
-    LearntPolicy,
     RecurrentClassifier,
     SummedClassifier,
 )
+from glancefocus.network.places import make_policy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
-from glancefocus.settings import GLANCE, NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.values import Range, checked_number, is_writable_text, shown
 
 ensure_torchvision()
@@ -57,18 +57,7 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
         inputs = features + (PLACE_FEATURES if settings.classifier_place else 0)
         classifier = RecurrentClassifier(inputs, settings.classes, settings.classifier_units)
     sides, map_channels = _map_sides(glance_encoder, settings)
-    codes = tuple(
-        settings.view_codes.index(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE)
-    )
-    policy = LearntPolicy(
-        settings.policy,
-        map_channels,
-        sides[settings.glance_px],
-        tuple(sides[view.px] for view in settings.candidates),
-        codes,
-        settings.frames,
-        tuple(view.share_of(settings.view.height_px, settings.view.width_px) for view in settings.candidates),
-    )
+    policy = make_policy(settings, map_channels, sides)
     whole_encoder = another() if settings.whole_encoder else None
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy, whole_encoder).eval()
 

@@ -194,13 +194,13 @@ PLACE_FEATURES = 3
 def covered_place(extents: tuple[float, ...], candidate: int | Tensor, where: Tensor | None, like: Tensor) -> Tensor:
     """(B, 3) what looks covered: where as (y, x), and the extent; the whole image is (0.5, 0.5, 1).
 
-    extents  of the candidate views, see LearntPolicy
+    extents  of the candidate views and the first look, see LearntPolicy
     where    (B, 2); None: glances
     like     the result has the rows, type and device of this tensor
     """
     if where is None:
         return torch.tensor([0.5, 0.5, 1.0], dtype=like.dtype, device=like.device).expand(like.shape[0], PLACE_FEATURES)
-    extent = torch.tensor([*extents, 1.0], dtype=like.dtype, device=like.device)[candidate].expand(like.shape[0])
+    extent = torch.tensor(extents, dtype=like.dtype, device=like.device)[candidate].expand(like.shape[0])
     known = torch.where(extent[:, None] < 1, where.to(like.dtype), 0.5)
     return torch.cat([known, extent[:, None]], dim=1)
 
@@ -216,7 +216,7 @@ class LearntPolicy(nn.Module):
     sides        the same for each candidate view
     codes        the code of each candidate, and last that of the glance, see NetworkSettings.view_codes
     extents      side of the square that each candidate covers, as a share of the image's shorter side; 1: the whole image, which
-                 has no place. Used with settings.place only.
+                 has no place. Last that of the first look. Used with settings.place only.
     frames       of a clip; their maps lie one after the other in the map's channels
     run          computes `forward` instead of these modules, where another runner does, see model.Runner
     """
@@ -262,6 +262,11 @@ class LearntPolicy(nn.Module):
         self.actor = nn.Linear(settings.units, 2)
         self.critic = nn.Linear(settings.units, 1)
         self.run: Callable[[Tensor, int, Tensor | None, Tensor | None, Tensor | None], Aimed] | None = None
+
+    @property
+    def candidates(self) -> range:
+        """The numbers of the candidate views."""
+        return range(len(self.sides))
 
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.

@@ -364,7 +364,7 @@ def _network_words(settings: TrainSettings) -> str:
     patches = patches if patches.startswith("patches") else f"looks at {patches}"
     frames = f", {network.frames} frames per clip" if network.frames > 1 else ""
     return (
-        f"{network.backbone} ({weights}), glance of {network.glance_px} px, then up to {network.looks - 1} {patches}, "
+        f"{network.backbone} ({weights}), {network.first_words}, then up to {network.looks - 1} {patches}, "
         f"from {view}{frames}"
     )
 

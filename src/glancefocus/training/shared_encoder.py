@@ -23,8 +23,8 @@ def check_shared_encoder(settings: "TrainSettings") -> None:
     for name in (name for name in _GLANCE_STAGES if name in stages):
         if not network.own_norms:
             raise BadSetting(
-                f"the stage {name} has nothing to train: this network has one shared encoder, which learns glances together with "
-                "focus looks in the stage recognise. Leave the stage out, or set network.own_norms=true."
+                f"the stage {name} would train the shared encoder on glances only, and it would forget what patches look like. "
+                "Leave the stage out: recognise (1) trains the encoder on both. Or set network.own_norms=true."
             )
         if getattr(settings, name).fresh:
             raise BadSetting(

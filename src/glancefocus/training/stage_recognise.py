@@ -17,7 +17,7 @@ from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoder, SummedClassifier
-from glancefocus.network.policy import InTurns, RandomCandidates, RandomPolicy
+from glancefocus.network.policy import InTurns, RandomCandidates, RandomPolicy, learning_network
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import (
@@ -107,9 +107,9 @@ class RecogniseStep(nn.Module):
         places = None if centre is None or weight is None else Places(centre, weight)
         policy = aims(generator, (int(images.shape[-2]), int(images.shape[-1])), places)
         scene = as_batch(images, self.net.settings.view)
-        looking = self.glances.network(scene, rows)
+        looking = self.glances.network(scene, rows, generator)
         if self.settings.mistaken_glances > 0:
-            looking = MistakenGlances(looking, self.net.remember_glance, self.settings.mistaken_glances, generator)
+            looking = MistakenGlances(looking, self.net.remember_again, self.settings.mistaken_glances, generator)
         looks = play(looking, scene, self.looks, policy)
         distill = self.settings.distill
         if isinstance(self.net.classifier, SummedClassifier):
@@ -177,7 +177,10 @@ class RecogniseStage:
         each_row    (validation) candidate views are drawn for each image, otherwise for each batch
         candidates  numbers of the views to draw from; None: all
         """
-        every = range(len(self.context.net.settings.candidates))
+        net = self.context.net
+        if net.settings.policy.kind == "centre_corner":
+            return RandomCandidates(net.policy, generator, each_row=each_row, candidates=candidates)
+        every = range(len(net.settings.candidates))
         return RandomPolicy(every if candidates is None else candidates, generator, each_row=each_row)
 
     def _aims_in_turns(self, generator: torch.Generator) -> Policy:
@@ -256,7 +259,7 @@ class RecogniseStage:
 
 
 class FinetuneStage(RecogniseStage):
-    """Stage III: stage I with the aims of the learnt policy, and settings of its own."""
+    """Stage III: stage I with the aims of the learnt policy, and settings of its own. A policy that is a rule stays that rule."""
 
     name = "finetune"
 
@@ -264,13 +267,15 @@ class FinetuneStage(RecogniseStage):
         self, generator: torch.Generator, each_row: bool = False, candidates: Sequence[int] | None = None
     ) -> Policy:
         policy = self.context.net.policy
+        if self.context.net.settings.policy.kind != "learnt":
+            return super().aims(generator, each_row, candidates)
         return FixedPolicy(RandomCandidates(policy, generator, each_row=each_row, candidates=candidates))
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
     ) -> Policy:
         aims, settings = self._aims_in_turns(generator), self.settings
-        if settings.deviation > 0:
+        if settings.deviation > 0 and self.context.net.settings.policy.kind == "learnt":
             aims = ExploringPolicy(aims, settings.deviation, generator)
         return SometimesRandom(aims, settings.random_share, generator) if settings.random_share > 0 else aims
 
@@ -290,9 +295,13 @@ class JointStep(nn.Module):
         self.net = net
         self.settings = settings
 
-    def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, list[float]]:
-        net, settings = self.net, self.settings
-        looks = play(net, as_batch(images, net.settings.view), net.settings.looks, policy)
+    def forward(
+        self, images: Tensor, labels: Tensor, policy: Policy, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, list[float]]:
+        """The loss and the accuracy after each look; generator: of random first views."""
+        net, settings, scene = self.net, self.settings, as_batch(images, self.net.settings.view)
+        looking = net if generator is None else learning_network(net, generator)
+        looks = play(looking, scene, net.settings.looks, policy)
         loss = recognition_loss(net, looks, labels, settings.own_head_weight)
         if settings.distill_weight > 0:
             loss = loss + settings.distill_weight * distillation_loss(looks)
@@ -335,11 +344,18 @@ class JointStage(AimStage):
         explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, accuracy = descend(
-            context, self.recognise_step, self.recognise_optimizer, images, labels, policy=explorer
+            context,
+            self.recognise_step,
+            self.recognise_optimizer,
+            images,
+            labels,
+            policy=explorer,
+            generator=moment.generator,
         )
         net.eval()
         with torch.no_grad(), context.accelerator.autocast():
-            looks, rewards = play_and_reward(net, as_batch(images, net.settings.view), labels, explorer, context)
+            looking, scene = learning_network(net, moment.generator), as_batch(images, net.settings.view)
+            looks, rewards = play_and_reward(looking, scene, labels, explorer, context)
         self.train_mode()
         aimed = improve_policy(context, self.step, self.optimizer, looks, rewards, deviation)
         return {
