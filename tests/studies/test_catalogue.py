@@ -100,7 +100,8 @@ def test_a_study_writes_tables_figures_and_a_page(quick_order: Orders, studies: 
     folder = studies / "criteria"
     numbers = json.loads((folder / "study.json").read_text())
     assert numbers["command"].startswith("gf study criteria --seeds 1 --set data.scenes")
-    (table,) = numbers["tables"]
+    table, solvers, real = numbers["tables"]
+    assert [solvers["name"], real["name"]] == ["solvers", "real-cost"]
     assert [len(row["values"][0]) for row in table["rows"]] == [5, 5, 5]
     assert table["rows"][2]["paper"] == pytest.approx([0.7264, 0.7438, 0.7512, 0.7546, 0.7567])
     assert (folder / "study.md").read_text().count("| the paper |") == 3
