@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import Split, in_order, scene_batches
-from glancefocus.look import as_batch
+from glancefocus.look import Scene, as_batch
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Costs
+from glancefocus.outcome import Costs, Outcome
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,18 @@ def whole_split(
             if number == 0:
                 look_until_sure(net, scene, rule)
                 backbone(whole)
-            outcomes = []
+            outcomes: list[Outcome] = []
 
-            def look(scene: Any = scene, outcomes: list[Any] = outcomes) -> Tensor:
+            def look(scene: Scene = scene, outcomes: list[Outcome] = outcomes) -> Tensor:
                 outcomes.append(look_until_sure(net, scene, rule))
-                return outcomes[-1].answer  # type: ignore[no-any-return]
+                return outcomes[-1].answer
 
-            ways = {"glancefocus": look, "backbone": lambda whole=whole: backbone(whole).argmax(dim=1)}
+            def answer(whole: Tensor = whole) -> Tensor:
+                return backbone(whole).argmax(dim=1)
+
+            ways: dict[str, Callable[[], Tensor]] = {"glancefocus": look, "backbone": answer}
             for name in ways if number % 2 == 0 else reversed(list(ways)):
-                timed(name, ways[name], labels)  # type: ignore[arg-type]
+                timed(name, ways[name], labels)
             looks = outcomes[0].looks.cpu()
             exits += torch.bincount(looks, minlength=costs.looks + 1)[1:]
             spent += float(costs.spent(looks, outcomes[0].candidate, outcomes[0].aims_first).sum())
