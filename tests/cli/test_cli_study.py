@@ -38,7 +38,7 @@ def test_a_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["ablatoin"], "there is no study named 'ablatoin'. Did you mean 'ablation'?"),
+        (["ablatoin"], "there is no study named 'ablatoin'. Did you mean 'ablation' or 'main'?"),
         (["video", "signs"], "at scale tiny the study video uses the built-in data set gestures, but got signs."),
         (["rewards", "--scale", "paper"], "at scale paper needs the paper's data."),
         (["rewards", "nowhere/"], "there is no data set named 'nowhere'"),

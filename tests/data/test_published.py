@@ -1,5 +1,7 @@
 """Published sets of pictures are read as they were published: ImageNet in two layouts, and the Swedish traffic signs."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from glancefocus.data.labelled import open_labelled
 from glancefocus.data.lists import medium_of
 from glancefocus.data.published import Sign, speed_limit
 from glancefocus.data.sources import DataSettings, open_data, split_rows
+from glancefocus.data.split_record import content_of
 from glancefocus.errors import BadData
+from glancefocus.evaluation.records import data_fingerprint
 from glancefocus.network.presets import PRESETS
 from glancefocus.settings import ViewSettings
 from glancefocus.training.recipes import train_settings
@@ -189,3 +193,78 @@ def test_a_share_of_the_images_is_shifted() -> None:
     settings = AugmentSettings(crop=1, flip=False, shift_px=4, shift_share=0.5)
     moved = sum(not torch.equal(augmented(dotted, view, settings, seed), plain) for seed in range(200))
     assert 0.35 < moved / 200 < 0.6
+
+
+def shard(file: Path, samples: dict[str, bytes]) -> None:
+    with tarfile.open(file, "w") as archive:
+        for name, content in samples.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+
+
+def jpeg(red: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 32), (red, 120, 60)).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for number in range(2):
+        samples = {}
+        for sample in range(4):
+            samples |= {
+                f"{number}{sample}.png": jpeg(100 * number + sample),
+                f"{number}{sample}.cls": str(sample % 2).encode(),
+            }
+        shard(tmp_path / f"imagenet-train-{number:06d}.tar", samples)
+    val = {
+        "a/7.png": jpeg(7),
+        "a/7.json": b'{"label": 1, "width": 40}',
+        "a/8.png": jpeg(8),
+        "a/8.txt": b"0\n",
+        "a/9.png": b"",
+    }
+    shard(tmp_path / "imagenet-val-000000.tar", val)
+    return tmp_path
+
+
+def test_shards_are_read_in_place(shards: Path) -> None:
+    (shards / "classes.txt").write_text("tench\nshark\n")
+    data = open_data(DataSettings(str(shards), hold_mib=0), VIEW, recorded=True)
+    assert data.classes == ("tench", "shark")
+    assert data.train.labels.tolist() == [0, 1] * 4
+    assert data.val.labels.tolist() == [1, 0]  # a picture without a label is left out
+    images, labels = next(iter(data.train.batches([[5, 0]])))
+    assert labels.tolist() == [1, 0]
+    red = images[:, 0, 16, 16] * VIEW.std[0] + VIEW.mean[0]
+    assert (red * 255).round().tolist() == [101, 0]
+    assert data.record is not None
+    assert len(list(data.record.files())) == 10
+    measured = open_labelled(DataSettings(str(shards)), VIEW, data.classes, record=data.record)
+    assert {name: len(split) for name, split in measured.splits.items()} == {"train": 8, "val": 2}
+    assert len(data_fingerprint(measured.splits["val"])) > 8
+
+
+def test_a_picture_in_a_shard_is_known_when_it_is_unpacked(shards: Path, tmp_path: Path) -> None:
+    data = open_data(DataSettings(str(shards)), VIEW, recorded=True)
+    assert data.record is not None
+    unpacked = tmp_path / "unpacked" / "0" / "any.png"
+    unpacked.parent.mkdir(parents=True)
+    unpacked.write_bytes(jpeg(102))
+    assert data.record.split_of(content_of(unpacked)) == "train"
+
+
+def test_bad_shards_get_their_sentence(shards: Path) -> None:
+    (shards / "classes.txt").write_text("tench\n")
+    with pytest.raises(BadData, match="has 1 lines, but a label is 1, counted from 0"):
+        open_data(DataSettings(str(shards)), VIEW)
+    (shards / "classes.txt").unlink()
+    assert open_data(DataSettings(str(shards)), VIEW).classes == ("0", "1")
+    shard(shards / "train-9.tar", {"1.png": jpeg(1), "1.json": b"{}"})
+    with pytest.raises(BadData, match=r"train-9.tar/1.json holds no label that can be read"):
+        open_data(DataSettings(str(shards)), VIEW)
+    (shards / "train-9.tar").write_bytes(b"nothing like a tar file" * 100)
+    with pytest.raises(BadData, match=r"train-9.tar cannot be read as a tar file"):
+        open_data(DataSettings(str(shards)), VIEW)

@@ -148,6 +148,13 @@ def test_a_bundle_keeps_its_first_view_and_its_policy(small_bundle: Callable[...
     assert small_bundle().predict(pictures, looks=1).first_box(0) is None  # a glance
 
 
+def test_a_policy_that_is_a_rule_has_no_value_to_stop_by(small_bundle: Callable[..., Bundle]) -> None:
+    bundle = small_bundle(policy={**RULE, "kind": "random"})
+    bundle.score = "value"
+    with pytest.raises(BadSetting, match="'value' needs a learnt policy, and this one is a rule"):
+        bundle.exit_rule(thresholds=[0.5, 0.5])
+
+
 def test_a_small_picture_is_upscaled_until_the_first_patch_fits(small_bundle: Callable[..., Bundle]) -> None:
     bundle = small_bundle(first_view="centre", looks=1, view={"fit": "whole"})
     outcome = bundle.predict([noise(1, side=24)[0]])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 from PIL import Image
@@ -53,12 +54,15 @@ def quick_order() -> Callable[..., Order]:
 
 @pytest.fixture
 def make_pictures() -> Callable[[Path], None]:
-    """Writes a folder with two classes of a few pictures."""
+    """Writes a folder with two classes of a few pictures of noise, which is redder or greener."""
 
     def make(folder: Path) -> None:
-        for name, colour in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
+        noise = np.random.default_rng(0)
+        for channel, name in enumerate(("red", "green")):
             (folder / name).mkdir(parents=True)
-            for number in range(4):
-                Image.new("RGB", (64, 64), colour).save(folder / name / f"{number}.png")
+            for number in range(12):
+                pixels = noise.integers(0, 150, (72, 72, 3), dtype=np.uint8)
+                pixels[..., channel] += 60
+                Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
     return make

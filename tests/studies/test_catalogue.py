@@ -81,14 +81,13 @@ def test_the_papers_scale_needs_data(tmp_path: Path) -> None:
 
 
 def test_a_study_trains_each_run_once_and_others_use_it_too(quick_order: Orders, studies: Path) -> None:
-    order = quick_order("criteria")
+    order = quick_order("gallery")
     assert [what for _, what in trained(order, studies)] == ["trained"] * 5  # backbone, glance, three stages
-    assert trained(order, studies) == []
     assert trained(quick_order("looks"), studies) == []  # the same network
     plan = plan_study(order, studies, speed=lambda network: 1.0)
     assert [run.state for run in plan.runs] == ["finished"] * 5
     assert plan.hours == 0
-    # The increment reward has runs of its own, on the network after stage I.
+    # Each reward has a run of its own, on the network after stage I.
     assert trained(quick_order("rewards"), studies) == [
         ("mini-48-increment", "trained"),
         ("mini-48-contrastive", "trained"),
@@ -100,7 +99,8 @@ def test_a_study_writes_tables_figures_and_a_page(quick_order: Orders, studies: 
     folder = studies / "criteria"
     numbers = json.loads((folder / "study.json").read_text())
     assert numbers["command"].startswith("gf study criteria --seeds 1 --set data.scenes")
-    (table,) = numbers["tables"]
+    table, solvers, real = numbers["tables"]
+    assert [solvers["name"], real["name"]] == ["solvers", "real-cost"]
     assert [len(row["values"][0]) for row in table["rows"]] == [5, 5, 5]
     assert table["rows"][2]["paper"] == pytest.approx([0.7264, 0.7438, 0.7512, 0.7546, 0.7567])
     assert (folder / "study.md").read_text().count("| the paper |") == 3
@@ -112,13 +112,13 @@ def test_a_study_writes_tables_figures_and_a_page(quick_order: Orders, studies: 
 
 
 def test_a_moved_folder_is_still_known(quick_order: Orders, studies: Path, tmp_path: Path) -> None:
-    trained(quick_order("criteria"), studies)
+    trained(quick_order("looks"), studies)
     shutil.copytree(studies, tmp_path / "elsewhere")
-    assert trained(quick_order("criteria"), tmp_path / "elsewhere") == []
+    assert trained(quick_order("looks"), tmp_path / "elsewhere") == []
 
 
 def test_runs_with_other_settings_are_left_alone(quick_order: Orders, studies: Path) -> None:
-    order = quick_order("criteria")
+    order = quick_order("looks")
     trained(order, studies)
     before = {folder.name for folder in (studies / "runs").iterdir()}
     first = next(iter(order.runs().values()))[0]
@@ -161,3 +161,25 @@ def test_a_stopped_study_goes_on_where_it_stopped(
     happened.clear()
     run_study(order, tmp_path, quiet=True, on_run=note)
     assert [what for _, what in happened] == ["continued", "trained", "trained", "trained"]
+
+
+def test_the_papers_scale_trains_on_a_folder(tmp_path: Path, make_pictures: Callable[[Path], None]) -> None:
+    make_pictures(tmp_path / "photos")
+    small = {
+        "network": {"backbone": '"test_resnet"', "classifier_units": 8, "glance_px": 32, "focus": '["32"]', "looks": 3},
+        "network.policy": {"units": 8, "linear_units": 16},
+        "network.view": {"height_px": 64, "width_px": 64},
+        "data": {"workers": 0},
+    }
+    assignments = [f"{table}.{name}={value}" for table, values in small.items() for name, value in values.items()]
+    stages = ("backbone", "glance", "recognise", "aim", "finetune")
+    assignments += ["batch_size=4", *(f"{stage}.epochs=1" for stage in stages)]
+    order = Order(
+        study_named("criteria"), str(tmp_path / "photos"), seeds=1, weights="none", assignments=tuple(assignments)
+    )
+    assert order.scope.scale == "paper"
+    about, result = run_study(order, tmp_path / "studies", quiet=True)
+    table = result.tables[0]
+    # There are no test images: all that were held out are measured on, each half with thresholds of the other.
+    assert (about.scale, table.images) == ("paper", 8)
+    assert len(table.rows[0].values[0]) == 5

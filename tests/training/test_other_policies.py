@@ -1,11 +1,13 @@
 """Networks that are trained without a glance, and with policies that are rules (the paper's ablation)."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import glancefocus as gf
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
@@ -13,6 +15,8 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import ViewSettings
 from glancefocus.training.loop import build_stage
 from glancefocus.training.recipes import train_settings
+from glancefocus.training.run import train
+from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 
 VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
@@ -146,3 +150,46 @@ def test_without_a_stage_of_its_own_the_glance_encoder_starts_as_the_backbone(
         build_stage("backbone", context).finish()
         glance, focus = context.net.glance_encoder.state_dict(), context.net.focus_encoder.state_dict()
         assert all(torch.equal(glance[name], focus[name]) for name in focus) == copied
+
+
+NETWORK = {
+    "backbone": "test_resnet",
+    "classes": 5,
+    "glance_px": 32,
+    "focus": ["32"],
+    "looks": 3,
+    "classifier_units": 8,
+    "view": {"fit": "whole", "height_px": 96, "width_px": 96},
+}
+
+
+@pytest.mark.usefixtures("_tiny_world")
+@pytest.mark.parametrize(
+    ("kind", "first_view", "stages"),
+    [
+        ("random", "random", ["backbone", "glance", "recognise", "finetune"]),
+        ("centre_corner", "centre", ["backbone", "recognise"]),
+        ("learnt", "random", ["backbone", "glance", "recognise", "aim"]),
+    ],
+)
+def test_a_whole_run_leaves_a_bundle_that_looks_as_it_was_trained(
+    kind: str,
+    first_view: str,
+    stages: list[str],
+    tiny_settings: Callable[..., TrainSettings],
+    tmp_path: Path,
+) -> None:
+    policy = {"units": 8, "conv_channels": 2, "kind": kind}
+    settings = tiny_settings(network={**NETWORK, "first_view": first_view, "policy": policy}, stages=stages)
+    trained = train(settings, tmp_path / "run", quiet=True)
+    bundle = gf.load(tmp_path / "run" / "bundle")
+    assert bundle.fingerprint == trained.fingerprint
+    assert (bundle.settings.first_view, bundle.settings.policy.kind) == (first_view, kind)
+    scenes = torch.randint(0, 256, (3, 3, 96, 96), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    outcome = bundle.predict(list(scenes), looks=3)
+    if kind == "centre_corner":
+        assert outcome.where[:, 0].tolist() == [[0.0, 0.0]] * 3
+        assert outcome.first_box(0) == (32, 32, 64, 64)
+    else:
+        assert outcome.first_where is not None
+        assert len({tuple(place) for place in outcome.first_where.tolist()}) == 3

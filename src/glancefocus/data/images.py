@@ -20,8 +20,9 @@ from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
 from glancefocus.data.grey import from_deep
+from glancefocus.data.shards import open_picture
 from glancefocus.errors import BadImage, ImageTooSmall
-from glancefocus.machine import check_memory, open_file, read_stream
+from glancefocus.machine import check_memory, read_stream
 from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
@@ -130,7 +131,7 @@ def _opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
-        with open_file(source) as file:
+        with open_picture(source) as file:
             yield file
     else:
         yield io.BytesIO(read_stream(source, MAX_BYTES))

@@ -1,13 +1,15 @@
-"""Rows of published sets of pictures in their publishers' layouts: ImageNet, and the Swedish traffic signs."""
+"""Rows of sets of pictures in their publishers' layouts: ImageNet, the Swedish traffic signs, shards of webdataset."""
 
 import csv
 import io
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glancefocus.data.folders import SUFFIXES, walk_visible
+from glancefocus.data.shards import members_of
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 from glancefocus.machine import open_file
@@ -18,7 +20,7 @@ Rows = tuple[list[Row], tuple[str, ...]]
 
 def read_published_pictures(folder: Path) -> Rows | None:
     """Rows and classes of a published set of pictures; None for other folders."""
-    readers: tuple[Callable[[Path], Rows | None], ...] = (_challenge, _imagenet_1k, _traffic_signs)
+    readers: tuple[Callable[[Path], Rows | None], ...] = (_challenge, _imagenet_1k, _traffic_signs, _shards)
     return next((found for reader in readers if (found := reader(folder)) is not None), None)
 
 
@@ -222,3 +224,76 @@ def speed_limit(signs: list[Sign]) -> int | None:
         return None
     clearest = min(limits, key=lambda sign: (_VISIBILITIES.index(sign.visibility), -sign.area))
     return SPEED_CLASSES.index(LIMITS[clearest.name]) if clearest.visibility == "VISIBLE" else None
+
+
+# Shards of webdataset. Members with the same name up to the first dot belong together: a picture, and its label in .cls (a number
+# or a name), .txt or .json (with "label" or "cls").
+
+CLASSES_FILE = "classes.txt"
+_MOST_LABEL_BYTES = 1 << 20
+
+
+def _shards(folder: Path) -> Rows | None:
+    """Rows and classes of a folder with tar files; None if it has none.
+
+    A shard whose name contains train, val or test is of that split. Labels that are numbers are the lines of classes.txt, where the
+    folder has it.
+    """
+    shards = sorted(place for place in folder.glob("*.tar") if place.is_file())
+    if not shards:
+        return None
+    found = [(_split_of(shard), file, label) for shard in shards for file, label in _labelled(shard)]
+    if not found:
+        raise BadData(f"the shards in {folder} hold no pictures with labels, such as 000001.jpg beside 000001.cls.")
+    names = {label for _, _, label in found}
+    numbered = all(name.isdecimal() for name in names)
+    classes = tuple(sorted(names, key=int)) if numbered else tuple(sorted(names))
+    number = {name: label for label, name in enumerate(classes)}
+    if numbered and (folder / CLASSES_FILE).is_file():
+        listed = _text(folder / CLASSES_FILE).splitlines()
+        most = max(map(int, names))
+        if most >= len(listed):
+            raise BadData(
+                f"{folder / CLASSES_FILE} has {len(listed)} lines, but a label is {most}, counted from 0. Add the missing ones."
+            )
+        classes, number = tuple(name.strip() for name in listed), {name: int(name) for name in names}
+    return [(split, file, number[label]) for split, file, label in found], classes
+
+
+def _split_of(shard: Path) -> str:
+    return next((split for split in ("train", "val", "test") if split in shard.stem.lower()), "train")
+
+
+def _labelled(shard: Path) -> Iterator[tuple[Path, str]]:
+    """(picture, label) of every sample of a shard."""
+    members = members_of(shard, shard.stat().st_mtime_ns)
+    samples: dict[str, dict[str, str]] = {}
+    for name in members:
+        folder, _, file = name.rpartition("/")
+        stem, _, suffix = file.partition(".")
+        samples.setdefault(f"{folder}/{stem}", {})[suffix.lower()] = name
+    with open_file(shard) as stream:
+        for parts in samples.values():
+            picture = next((name for suffix, name in parts.items() if f".{suffix}" in SUFFIXES), None)
+            source = next((suffix for suffix in ("cls", "txt", "json") if suffix in parts), None)
+            if picture is None or source is None:
+                continue
+            place = members[parts[source]]
+            stream.seek(place.offset)
+            yield (
+                shard / picture,
+                _label(stream.read(min(place.size, _MOST_LABEL_BYTES)), source, shard / parts[source]),
+            )
+
+
+def _label(content: bytes, suffix: str, file: Path) -> str:
+    try:
+        text = content.decode("utf-8").strip()
+        if suffix == "json":
+            plain: Any = json.loads(text)
+            text = str(next(plain[key] for key in ("label", "cls", "class") if key in plain))
+    except (ValueError, StopIteration, TypeError) as error:
+        raise BadData(f"{file} holds no label that can be read: {error or 'it has neither label nor cls'}.") from None
+    if not text:
+        raise BadData(f"{file} holds no label: it is empty.")
+    return text

@@ -13,6 +13,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
 from glancefocus.data.lists import medium_of
+from glancefocus.data.shards import changed_at, size_of
 from glancefocus.data.sources import DataSettings, check_files, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
@@ -111,8 +112,8 @@ def data_fingerprint(split: Split) -> str:
     files = getattr(split, "files", None)
     if files is not None:
         # The time counts because files of some formats, such as BMP, all have the same size.
-        stats = ((Path(file).resolve(), Path(file).stat()) for file in files)
-        return fingerprint(split.labels, *(f"{file}|{stat.st_size}|{stat.st_mtime_ns}\n" for file, stat in stats))
+        stats = ((file.resolve(), size_of(file), changed_at(file)) for file in map(Path, files))
+        return fingerprint(split.labels, *(f"{file}|{size}|{when}\n" for file, size, when in stats))
     images = getattr(split, "images")  # noqa: B009
     return fingerprint(split.labels, f"{tuple(images.shape)}", images[:: max(1, len(split) // 64)])
 

@@ -115,7 +115,12 @@ class Timing:
         return runtime_words(self.runtime, light_weights=self.light_weights)
 
     def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain values; with images per second, in which reading is not counted."""
+        per_second = {
+            "backbone_per_second": 1000 / self.backbone_ms,
+            "glancefocus_per_second": 1000 / self.glancefocus_ms,
+        }
+        return {**asdict(self), **per_second}
 
 
 def usual_cases(

@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeAlias
 from PIL import Image
 
 from glancefocus.data.lists import medium_of
+from glancefocus.data.shards import open_picture
 from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds import WORLDS, world_classes
-from glancefocus.machine import open_file
 
 _SAMPLED_FILES = 64
 
@@ -63,7 +63,7 @@ def _sides(files: list[Path]) -> tuple[int, ...]:
     sides = []
     for file in sample:
         try:
-            with open_file(file) as stream, Image.open(stream) as picture:
+            with open_picture(file) as stream, Image.open(stream) as picture:
                 sides.append(min(picture.size))
         except Exception:  # damaged, malicious or not an image: the plug-ins of PIL raise almost anything
             continue

@@ -101,7 +101,7 @@ def _update(net: MultiExit, optimizer: torch.optim.Optimizer, images: Tensor, la
     if not bool(loss.isfinite()):
         raise NonFinite(f"the loss became {float(loss)}. Lower the learning rate.")
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     optimizer.step()
 
 
