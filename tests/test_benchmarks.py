@@ -296,3 +296,19 @@ def test_pictures_of_any_size_are_made_and_their_costs_are_put_into_a_table(
     ]
     last = large.table(rows).splitlines()[-1]
     assert last == "| pyramid in a TIFF | 1,024 | 1.2 | 123 | 6 | - | - | 70.0 |"
+
+
+def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    folder = tmp_path / "studies" / "rewards"
+    folder.mkdir(parents=True)
+    about = {"title": "Rewards", "command": "gf study rewards", "machine": "a machine"}
+    (folder / "study.json").write_text(json.dumps(about))
+    (folder / "study.md").write_text(
+        "# Rewards\n\n    gf study rewards\n\nOne seed.\n\n## A table\n\n| | t=1 |\n\n![drawn](figures/a.png)\n"
+    )
+    file = tmp_path / "results.md"
+    importlib.import_module("study_results").main([str(tmp_path / "studies"), "rewards", "--write", str(file)])
+    text = file.read_text()
+    assert "## Study `rewards`: rewards\n\n    gf study rewards\n\na machine\n\nOne seed.\n\n**A table**" in text
+    assert "drawn" not in text  # figures stay in the folder of the study

@@ -281,7 +281,7 @@ class Look:
     candidate      number of the candidate view that this look had, one for all rows or (B,) int64; GLANCE for the glance
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance
-    aim            where this look was aimed; None for the glance
+    aim            where this look was aimed; None for a glance, which sees the whole image
     place          (B, 2) where it was in the whole image, if aims are relative to the last region (NetworkSettings.zoom); None: at
                    aim.where
     known_best     `best`, where the runner has computed it already

@@ -192,7 +192,7 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
             return torch.from_numpy(images.numpy()[n : n + 1, :, top : top + px, left : left + px].copy("K"))
         places = zip(numbers, corners, strict=True)
         return torch.cat([images[n : n + 1, :, top : top + px, left : left + px] for n, (top, left) in places])
-    start = top_left(where, height_px, width_px, px)
+    start = top_left(where.to(images.device), height_px, width_px, px)
     offsets = torch.arange(px, device=images.device)
     y = (start[:, 0:1] + offsets)[:, :, None]
     x = (start[:, 1:2] + offsets)[:, None, :]

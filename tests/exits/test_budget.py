@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadBudget, BadData, BadSetting
-from glancefocus.exits.budget import SOLVERS, aim_below, solve_at, solve_curve, solve_within
+from glancefocus.exits.budget import SOLVERS, aim_below, solve_at, solve_curve, solve_within, thresholds_of_a_run
 from glancefocus.exits.one_size import (
     PAPER_RATIOS,
     RELEASED_RATIOS,
@@ -289,3 +289,22 @@ def test_aiming_below_the_budget_makes_up_for_the_luck_of_choosing() -> None:
     assert max(aims) <= 18.0
     assert 16.0 < np.mean(aims) < 17.8
     assert aim_below(table, 10.0) == 10.0
+
+
+def a_later_look_always_helps() -> LookTable:
+    """100 images, whose scores are evenly spread. The more looks, the more of them are right; looks cost 10, 30 and 60."""
+    score = np.repeat(np.linspace(0.01, 0.99, 100, dtype=np.float32)[:, None], 3, axis=1)
+    rank = np.arange(100)[:, None]
+    return LookTable(score, rank >= np.array([[60, 30, 0]]), np.array([10.0, 30.0, 60.0]))
+
+
+def test_a_run_never_spends_more_than_its_backbone() -> None:
+    table = a_later_look_always_helps()
+    spent = table.point(thresholds_of_a_run(table, backbone_macs=40.0))["mean_macs"]
+    assert 30 < spent <= 40
+
+
+def test_a_run_whose_looks_cost_less_than_the_backbone_may_take_all_of_them() -> None:
+    table = a_later_look_always_helps()
+    assert table.point(thresholds_of_a_run(table, backbone_macs=60.0)) == table.point(solve_within(table, None))
+    assert table.point(thresholds_of_a_run(table, backbone_macs=60.0))["mean_macs"] > 40

@@ -15,6 +15,7 @@ import glancefocus
 from glancefocus.bundle import files, predicting, viewing
 from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
 from glancefocus.bundle.viewing import ReadAhead, Viewed
+from glancefocus.costs import Costs
 from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
@@ -27,7 +28,7 @@ from glancefocus.network.build import build, load_exactly
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Costs, Outcome
+from glancefocus.outcome import Outcome
 from glancefocus.progress import Progress
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
 from glancefocus.settings import NetworkSettings, to_plain
@@ -49,6 +50,7 @@ class Bundle:
     temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
     latencies   milliseconds of the looks on every device that was measured
     split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
+    elsewhere   milliseconds from another device, used instead of those measured here; not stored
     """
 
     net: GlanceFocus
@@ -61,6 +63,7 @@ class Bundle:
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
+    elsewhere: Latency | None = None
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -135,7 +138,7 @@ class Bundle:
         """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
         light = [self.runtime] if self.net.light_weights else []
         tensors = [value for named in sorted(self._tensors().items()) for value in named]
-        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
+        return fingerprint([self.settings.to_hash(), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look and divides the logits by the bundle's temperatures."""
@@ -161,7 +164,9 @@ class Bundle:
         )
 
     def latency_here(self) -> Latency | None:
-        """The milliseconds measured on this device, in this runtime, with the current number of threads; None: not measured."""
+        """The milliseconds measured on this device, in this runtime, and threads, or `elsewhere`; None: not measured."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         here = device_name(self.device), torch.get_num_threads(), self.runtime
         own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
@@ -299,10 +304,8 @@ class Bundle:
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of all text files."""
-        return {
-            files.CARD_FILE: model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
-            files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
-        }
+        card = model_card(self.settings, self.classes, self.costs, self.notes, self.curve)
+        return {files.CARD_FILE: card, files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n"}
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -320,11 +323,9 @@ class Bundle:
         }
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self.net.state_dict().items()
-            if not (self.settings.shared_encoder and name.startswith("focus_encoder."))
-        }
+        """Everything that is stored; weights that encoders share are stored once."""
+        tensors, repeated = self.net.state_dict(), self.net.repeated_tensors()
+        return {name: each.detach().cpu().contiguous() for name, each in tensors.items() if name not in repeated}
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
@@ -337,7 +338,8 @@ class Bundle:
         tensors = files.read_weights(folder, settings)
         try:
             net = build(settings)
-            load_exactly(net, tensors, "network", str(folder / files.WEIGHTS_FILE))
+            shared = {name: tensors[first] for name, first in net.repeated_tensors().items() if first in tensors}
+            load_exactly(net, {**tensors, **shared}, "network", str(folder / files.WEIGHTS_FILE))
         except BadSetting as error:
             raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
@@ -377,10 +379,8 @@ def load(
         bundle = Bundle.load(path)
     else:
         bundle = _from_official(path, model, patch_px, looks)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    bundle.to(device)
+    bundle.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if threads is not None:
         set_threads(threads)
     return bundle if runtime is None else bundle.use(runtime, batch=batch, light_weights=light_weights)

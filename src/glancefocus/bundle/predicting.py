@@ -183,6 +183,7 @@ def described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: Facts) 
         placements=facts.placements,
         image_px=facts.image_px,
         views=bundle.net.candidates,
+        first_view=bundle.settings.glance_view,
     )
 
 
@@ -233,6 +234,10 @@ def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
         names = ", ".join(view.name for view in views)
         raise BadSetting(f"a network with patches of {names} px needs {each} for each look.")
     score = score_named(bundle.score, torch.Generator().manual_seed(0))
+    if score.needs_aim and bundle.settings.policy.kind != "learnt":
+        raise BadSetting(
+            f"the score {score.name!r} needs a learnt policy, and this one is a rule. Use confidence or entropy."
+        )
     if len(views) > 1:
         return CandidateRule(thresholds, score, bundle.temperatures, candidates=len(views))
     return ExitRule(thresholds, score, bundle.temperatures)

@@ -55,6 +55,7 @@ VERBS = {
     "export": "export:export",
     "import": "models:import_checkpoint",
     "models": "models:models",
+    "study": "study:study",
 }
 
 app = cyclopts.App(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from glancefocus.data.file_picture import FilePicture
     from glancefocus.outcome import Outcome
+    from glancefocus.region import Box
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
@@ -62,11 +63,13 @@ def draw(outcome: "Outcome", row: int, name: str, drawn: Drawn, folder: Path, nu
 
     truth = Path(name).parent.name
     known = truth in (outcome.classes or ())
-    boxes = [
-        (round(left * drawn.scale), round(top * drawn.scale), round(right * drawn.scale), round(bottom * drawn.scale))
-        for left, top, right, bottom in outcome.boxes[row]
-    ]
-    looks = looks_taken(outcome, row, boxes, truth if known else None)
+
+    def scaled(box: "Box") -> "Box":
+        left, top, right, bottom = (round(side * drawn.scale) for side in box)
+        return left, top, right, bottom
+
+    first, boxes = outcome.first_box(row), [scaled(box) for box in outcome.boxes[row]]
+    looks = looks_taken(outcome, row, boxes, truth if known else None, None if first is None else scaled(first))
     title = f"{Path(name).name}" + (f" (is {truth})" if known else "")
     notes = [f"stopped: {outcome.stopped(row)}", *(outcome.notes[row] if outcome.notes else ())]
     drawing = draw_strip(drawn.pictures, looks, title=title, notes=notes, trail=drawn.file is not None)

@@ -117,7 +117,7 @@ class FileSplit:
     @property
     def fixed(self) -> bool:
         cropped = self.augment.crop < 1 and self.view.fit != "whole"
-        return not cropped and not self.augment.flip and self.augment.shift_px == 0
+        return not cropped and not self.augment.flip and self.augment.shift_px == 0 and self.augment.light == 0
 
     def __len__(self) -> int:
         return len(self.files)

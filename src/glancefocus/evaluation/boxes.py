@@ -39,6 +39,7 @@ class LookDrawn:
     label       what this look answered
     right       whether that is correct; None if the true label is unknown
     view        what the look saw, for the caption, such as "whole image, 160 px"; empty for native patches
+    in_truth    confidence in the true class, as in the paper's figures; None if it is unknown
     """
 
     box: Box | None
@@ -47,6 +48,7 @@ class LookDrawn:
     label: str
     right: bool | None
     view: str = ""
+    in_truth: float | None = None
 
     @property
     def colour(self) -> str:
@@ -57,31 +59,43 @@ class LookDrawn:
 
     @property
     def tag(self) -> str:
-        """The text at the box: "2  0.97"."""
-        return f"{self.number}  {self.confidence:.2f}"
+        """The text at the box: "2  0.97"; the confidence is that in the true class where it is known."""
+        shown = self.confidence if self.in_truth is None else self.in_truth
+        return f"{self.number}  {shown:.2f}"
 
     @property
     def caption(self) -> str:
-        """The line under the picture: "2 focus: 50  0.97", "3 focus (whole image, 160 px): 50  0.99"."""
-        kind = "glance" if self.box is None else "focus"
+        """The line under the picture: "2 focus: 50  0.97", "3 focus (whole image, 160 px): 50  0.99".
+
+        A wrong answer is followed by the confidence in the true class: "2 focus: 70  0.61, true class 0.30".
+        """
+        kind = "glance" if self.box is None else "first" if self.number == 1 else "focus"
         view = f" ({self.view})" if self.view else ""
-        return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}"
+        truth = f", true class {self.in_truth:.2f}" if self.right is False and self.in_truth is not None else ""
+        return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}{truth}"
 
 
-def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None) -> list[LookDrawn]:
-    """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known."""
+def looks_taken(
+    outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None, first_box: Box | None = None
+) -> list[LookDrawn]:
+    """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known.
+
+    first_box  of the first look; None for a glance
+    """
     taken = []
+    in_truth = None if truth is None else outcome.confidence_in(row, truth)
     for look in range(int(outcome.looks[row])):
         label = outcome.name(int(outcome.answer_after[row, look]))
         view = outcome.views[int(outcome.candidate[row, look - 1])] if look > 0 else None
         taken.append(
             LookDrawn(
-                box=None if look == 0 else boxes[look - 1],
+                box=first_box if look == 0 else boxes[look - 1],
                 number=look + 1,
                 confidence=float(outcome.confidence_after[row, look]),
                 label=label,
                 right=None if truth is None else label == truth,
                 view="" if view is None else described(view),
+                in_truth=None if in_truth is None else in_truth[look],
             )
         )
     return taken
@@ -319,6 +333,6 @@ def _drawn(bundle: Bundle, split: Split, row: int) -> str:
     shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
     truth = bundle.classes[int(split.labels[row])]
-    looks = looks_taken(outcome, 0, outcome.boxes[0], truth)
+    looks = looks_taken(outcome, 0, outcome.boxes[0], truth, outcome.first_box(0))
     notes = [f"stopped: {outcome.stopped(0)}"]
     return data_url(draw_strip(pictures, looks, title=f"true class: {truth}", notes=notes))

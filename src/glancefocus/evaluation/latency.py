@@ -213,12 +213,12 @@ class TimedRunner:
         self.runner = runner
         self.watch = watch
 
-    def glance(self, images: Tensor) -> Seen:
-        seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.glance(images))
+    def glance(self, images: Tensor, place: Tensor | None = None) -> Seen:
+        seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.glance(images, place))
         return seen
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
-        compute = functools.partial(self.runner.focus, patches, memory, number, candidate)
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
+        compute = functools.partial(self.runner.focus, patches, memory, number, candidate, place)
         seen: Seen = self.watch.time("encoder_and_classifier", compute)
         return seen
 

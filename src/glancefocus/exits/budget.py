@@ -23,6 +23,7 @@ from glancefocus.exits.table import LookTable, Thresholds, check_budget, cost_an
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 CURVE_FOLDS = 3  # a whole curve takes long to solve
 SPARE = 0.001  # a tenth of a percentage point of accuracy is given up to spend less
+SPARE_OF_WHOLE_VIEWS = 0.003  # the same where the last look is as good as the backbone, and costs as much
 NEW_IMAGES = 3000
 DRAWS = 8000
 LEVEL = 0.95
@@ -54,6 +55,16 @@ def solve_within(
     return (
         rule.cheapest(expected_correct(table), spare, wide=wide) if budget is None else rule.within(budget, wide=wide)
     )
+
+
+def thresholds_of_a_run(table: LookTable, backbone_macs: float, seed: int = 0) -> Thresholds:
+    """The thresholds that a run stores in its bundle: nearly the best accuracy, at the lowest cost.
+
+    backbone_macs  a network with a view of the whole image can spend more than the plain backbone; here it must not
+    """
+    may_spend_more = table.dearest > backbone_macs
+    spare = SPARE_OF_WHOLE_VIEWS if may_spend_more else SPARE
+    return solve_within(table, backbone_macs if may_spend_more else None, spare=spare, seed=seed)
 
 
 def aim_below(table: LookTable, budget: float, *, solver: str | None = None, seed: int = 0) -> float:
@@ -331,11 +342,8 @@ def _forecast(
     seen = np.bincount(node, minlength=len(table.cost))
     draws = mean_costs(seen, table.cost, new_images, random) + more
     draws += spread * np.random.default_rng(1).standard_normal(DRAWS)
-    cost, *cost_interval = np.clip(
-        [seen @ table.cost / count + more, *interval(draws)],
-        table.cheapest,
-        table.dearest,
-    ).tolist()
+    mean_cost, (low, high) = float(seen @ table.cost) / count + more, interval(draws)
+    cost, *cost_interval = np.clip([mean_cost, low, high], table.cheapest, table.dearest).tolist()
     right = int(np.count_nonzero(correct))
     shares = random.beta(right + 0.5, count - right + 0.5, DRAWS)
     accuracy, *accuracy_interval = right / count, *interval(random.binomial(new_images, shares) / new_images)

@@ -37,7 +37,7 @@ from glancefocus.evaluation.rivals import (
     tuned_files,
 )
 from glancefocus.evaluation.verdict import noted_verdict
-from glancefocus.exits.budget import SPARE, solve_curve, solve_within
+from glancefocus.exits.budget import solve_curve, thresholds_of_a_run
 from glancefocus.exits.record import LookRecord
 from glancefocus.interrupts import handled
 from glancefocus.loop import frozen
@@ -149,9 +149,16 @@ def _train(
 
 
 def _take_as_backbone(teacher: Teacher, context: TrainingContext, folder: Path) -> None:
-    """The teacher is the plain backbone of a run that does not train one: the baseline to beat, and the encoder of whole images."""
-    if context.net.whole_encoder is not None:
-        context.net.whole_encoder.load_state_dict(teacher.encoder.state_dict())
+    """The teacher is the plain backbone of a run that does not train one: the baseline to beat, and the encoder of whole images.
+
+    A shared encoder starts from it, unless it was trained before.
+    """
+    net, encoders = context.net, [context.net.whole_encoder]
+    if net.settings.shared_encoder:
+        encoders = [net.glance_encoder, net.focus_encoder, *encoders] if context.settings.start is None else []
+    for encoder in encoders:
+        if encoder is not None:
+            encoder.load_state_dict(teacher.encoder.state_dict())
     if context.accelerator.is_main_process:
         save_weights(folder / BACKBONE_FILE, teacher.encoder.backbone)
 
@@ -222,8 +229,6 @@ def threads_per_process(processes: int) -> int:
     return max(1, (os.cpu_count() or 1) // processes)
 
 
-SPARE_OF_WHOLE_VIEWS = 0.003
-"""Accuracy that is given up to spend less, where the last look is as good as the backbone and costs as much."""
 RunStages = Callable[[TrainingContext, Path, list[str]], None]
 """Runs stages, with their checkpoint in a folder."""
 
@@ -297,10 +302,7 @@ def finish_bundle(
     table = look_table(bundle, record)
     if len(table) > 1:
         bundle.curve = solve_curve(table)
-        # A network with a view of the whole image can spend more than the plain backbone; by default it must not.
-        limit = bundle.costs.backbone_macs if table.dearest > bundle.costs.backbone_macs else None
-        spare = SPARE if limit is None else SPARE_OF_WHOLE_VIEWS
-        bundle.thresholds = frozen(solve_within(table, limit, spare=spare).tolist())
+        bundle.thresholds = frozen(thresholds_of_a_run(table, bundle.costs.backbone_macs).tolist())
     bundle.notes |= {
         "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
         "thresholds_chosen_on": f"{settings.data.source}, val",

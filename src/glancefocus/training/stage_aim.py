@@ -204,7 +204,7 @@ class AimStage:
         self.data = context.data
         self.settings = settings or context.settings.aim
         self.epochs = self.settings.epochs
-        policy = context.net.policy
+        policy = context.net.learnt_policy
         self.train_mode()
         optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
         self.step, self.optimizer = context.accelerator.prepare(PolicyStep(policy), optimizer)
@@ -225,7 +225,7 @@ class AimStage:
         with torch.no_grad(), self.context.accelerator.autocast():
             explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            looking = self.glances.network(scene, moment.rows)
+            looking = self.glances.network(scene, moment.rows, moment.generator)
             looks, rewards = play_and_reward(looking, scene, labels, explorer, self.context)
         numbers = improve_policy(self.context, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
@@ -353,7 +353,8 @@ class PointStage(AimStage):
             drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
             explorer = ExploringPolicy(drawn, deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            looks = play(self.glances.network(scene, moment.rows), scene, net.settings.looks, explorer)
+            looking = self.glances.network(scene, moment.rows, moment.generator)
+            looks = play(looking, scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
         if self.point.evidence_weight > 0:
