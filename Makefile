@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two OpenMP threads beside other work are far slower than one, so the parallel test runner gets one thread a worker.
 TEST_THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: setup demo test check docs format lint types clean environment-litert environment-executorch
+.PHONY: setup browser demo test check docs format lint types clean environment-litert environment-executorch
 
 setup: $(VENV)/.ready
 
@@ -13,6 +13,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
+
+# The page of `gf serve` is tested in Chromium; without a browser these tests are skipped. Debian and Ubuntu, as root.
+browser:
+	command -v chromium chromium-browser google-chrome || apt-get install -y --no-install-recommends chromium
 
 demo: setup
 	$(BIN)/gf demo

@@ -13,14 +13,27 @@ ROOT = Path(glancefocus.__file__).parent
 LAYERS: list[tuple[set[str], bool]] = [
     ({"glancefocus", "errors", "progress", "interrupts"}, False),
     (
-        {"machine", "files", "values", "settings", "region", "look", "outcome", "loop", "stream"},
+        {
+            "machine",
+            "files",
+            "values",
+            "network_checks",
+            "settings",
+            "region",
+            "look",
+            "costs",
+            "outcome",
+            "loop",
+            "stream",
+        },
         True,
     ),  # the loop makes an outcome of looks, a look sees regions, a region has settings
     ({"network", "exits", "data"}, False),
     ({"runtime"}, False),
     ({"bundle"}, False),
     ({"evaluation", "export"}, False),
-    ({"training", "serving", "studies"}, False),
+    ({"training", "serving"}, False),
+    ({"studies"}, False),
     ({"cli", "__main__"}, True),
 ]
 

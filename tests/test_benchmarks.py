@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.images import read_picture
 from glancefocus.evaluation.wall_clock import Timing
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
@@ -271,3 +272,43 @@ def test_the_table_of_the_readme_leaves_out_rivals_that_cost_less_than_glancefoc
     ]
     assert "1,200 held-out scenes" in table
     assert "one image at a time (a CPU)" in table
+
+
+def test_pictures_of_any_size_are_made_and_their_costs_are_put_into_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pyvips = pytest.importorskip("pyvips")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    large = importlib.import_module("large")
+    source = pyvips.Image.black(64, 48, bands=3).copy(interpretation="srgb")
+    for kind in ("jpeg", "tiff"):
+        assert read_picture(large.make(tmp_path, 0.09, kind, source)).size == (300, 300)
+    measured = {"seconds": 0.1234, "grown_mib": 5.6}
+    rows = [
+        {
+            "kind": "tiff",
+            "megapixels": 1024,
+            "file_mb": 1.2,
+            "predict": measured,
+            "resize": {"error": "too large"},
+            "tiles": {"seconds": 70.01, "count": 9},
+        }
+    ]
+    last = large.table(rows).splitlines()[-1]
+    assert last == "| pyramid in a TIFF | 1,024 | 1.2 | 123 | 6 | - | - | 70.0 |"
+
+
+def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    folder = tmp_path / "studies" / "rewards"
+    folder.mkdir(parents=True)
+    about = {"title": "Rewards", "command": "gf study rewards", "machine": "a machine"}
+    (folder / "study.json").write_text(json.dumps(about))
+    (folder / "study.md").write_text(
+        "# Rewards\n\n    gf study rewards\n\nOne seed.\n\n## A table\n\n| | t=1 |\n\n![drawn](figures/a.png)\n"
+    )
+    file = tmp_path / "results.md"
+    importlib.import_module("study_results").main([str(tmp_path / "studies"), "rewards", "--write", str(file)])
+    text = file.read_text()
+    assert "## Study `rewards`: rewards\n\n    gf study rewards\n\na machine\n\nOne seed.\n\n**A table**" in text
+    assert "drawn" not in text  # figures stay in the folder of the study

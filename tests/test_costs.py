@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from glancefocus.costs import Costs
 from glancefocus.errors import BadSetting
-from glancefocus.outcome import Costs
 
 # A glance 100, an aim 7, a focus 100 at 32 px and 250 at 48 px, answers 3, 5 and 6.
 COSTS = Costs(

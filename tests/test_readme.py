@@ -41,9 +41,13 @@ NOT_RUN = {
     r"gf train (signs --preset|gestures)": "tests/training trains such networks",
     r"gf train something-something": "the data is not here",
     r"gf train signs --height-px 960": "it takes an hour and 20 GB",
+    r"gf study \w+": "it takes minutes; tests/studies runs small ones",
     r"gf bench gf-resnet50-96": "a large network; tests/evaluation has small ones",
     r"gf bench .* --all": "it takes minutes; tests/evaluation measures a part of it",
     r"gf predict \S+ --camera 0$": "there may be no camera; the tests of the command have a made-up one",
+    r"gf serve ": "it runs until it is stopped; tests/serving has servers",
+    r"gf predict http": "it needs a server; tests/serving/test_client.py has one",
+    r"import glancefocus as gf\n\nwith gf\.Client": "the same",
     r"bundle\.push_to_hub": "it needs an account; the tests of the hub have a server of their own",
 }
 """Commands, and beginnings of Python examples, that are read only, as patterns, with the reason."""
@@ -136,6 +140,7 @@ def place(
         for number, picture in enumerate(read_clip(clip, 6, lambda picture: picture).frames):
             picture.save(folder / "folder-of-frames" / f"{number}.png")
         write_pictures(folder / "photos")
+        Image.radial_gradient("L").resize((2400, 1800)).convert("RGB").save(folder / "scan.png", compress_level=1)
         for number in range(12):
             kind = folder / "clips" / ("wave" if number % 2 else "nod")
             kind.mkdir(parents=True, exist_ok=True)
@@ -172,6 +177,7 @@ def test_the_pages_have_the_examples_that_this_file_tests() -> None:
         "docs/train.md",
         "docs/budgets.md",
         "docs/video.md",
+        "docs/large.md",
         "docs/fast.md",
         "docs/export.md",
     ):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from glancefocus.loop import ExitRule, look_until_sure
     from glancefocus.network.weights import create
     from glancefocus.outcome import Outcome
+    from glancefocus.serving.client import Client
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ for _switch in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
 # Public names and where they live. They are imported when first used, so that `import glancefocus` costs nothing.
 _HOMES = {
     "Bundle": "glancefocus.bundle.bundle",
+    "Client": "glancefocus.serving.client",
     "ExitRule": "glancefocus.loop",
     "GlancefocusError": "glancefocus.errors",
     "Outcome": "glancefocus.outcome",
@@ -37,6 +39,7 @@ _HOMES = {
 
 __all__ = [
     "Bundle",
+    "Client",
     "ExitRule",
     "GlancefocusError",
     "Outcome",

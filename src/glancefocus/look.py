@@ -63,6 +63,11 @@ class ImageBatch:
         return int(self.images.shape[0] if self.rows is None else self.rows.shape[0])
 
     @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [(self.images.shape[-2], self.images.shape[-1])] * self.count
+
+    @property
     def whole(self) -> Tensor:
         """Every image at its own resolution, normalised: what a plain backbone sees."""
         return self._normalised(self._kept()).contiguous(memory_format=torch.channels_last)
@@ -114,6 +119,11 @@ class ClipBatch:
     @property
     def frames(self) -> int:
         return int(self.clips.shape[1])
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each clip."""
+        return [(self.clips.shape[-2], self.clips.shape[-1])] * self.count
 
     @property
     def whole(self) -> Tensor:
@@ -171,6 +181,11 @@ class MixedImages:
         return len(self.images)
 
     @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [(image.shape[-2], image.shape[-1]) for image in self.images]
+
+    @property
     def frames(self) -> int:
         return 1 if self.images[0].dim() == 3 else int(self.images[0].shape[0])
 
@@ -180,6 +195,16 @@ class MixedImages:
 
     def keep(self, rows: Tensor) -> "MixedImages":
         return MixedImages(tuple(self.images[i] for i in rows.tolist()), self.normalise_by)
+
+
+def sizes_of(scene: Scene) -> Tensor:
+    """(B, 2) height and width of each image of a scene, in pixels; for networks that zoom."""
+    sizes = getattr(scene, "sizes", None)
+    if sizes is None:
+        raise BadSetting(
+            "a network with zoom=true looks at scenes that have the attribute `sizes`, but this one has none."
+        )
+    return torch.as_tensor(sizes, dtype=torch.float64)
 
 
 def frames_of(scene: Scene) -> int:
@@ -256,7 +281,9 @@ class Look:
     candidate      number of the candidate view that this look had, one for all rows or (B,) int64; GLANCE for the glance
     memory         (B, ·) the classifier's memory, this look included
     policy_memory  (B, units) the policy's memory before it has seen this look; None at the glance
-    aim            where this look was aimed; None for the glance
+    aim            where this look was aimed; None for a glance, which sees the whole image
+    place          (B, 2) where it was in the whole image, if aims are relative to the last region (NetworkSettings.zoom); None: at
+                   aim.where
     known_best     `best`, where the runner has computed it already
     """
 
@@ -270,6 +297,7 @@ class Look:
     memory: Tensor
     policy_memory: Tensor | None = None
     aim: Aim | None = None
+    place: Tensor | None = None
     known_best: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -289,6 +317,11 @@ class Look:
     def confidence(self) -> Tensor:
         """(B,) the largest softmax probability."""
         return self.best[0]
+
+    @property
+    def where(self) -> Tensor | None:
+        """(B, 2) where it was in the whole image; None for the glance."""
+        return self.place if self.place is not None or self.aim is None else self.aim.where
 
     @property
     def features(self) -> Tensor:
@@ -313,6 +346,7 @@ class Look:
             memory=self.memory[rows],
             policy_memory=_rows(self.policy_memory, rows),
             aim=None if self.aim is None else self.aim.keep(rows),
+            place=_rows(self.place, rows),
             known_best=self.known_best and (self.known_best[0][rows], self.known_best[1][rows]),
         )
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from glancefocus.errors import BadImage, ForkedThreads
+from glancefocus.errors import BadImage, BadSetting, ForkedThreads
 
 if TYPE_CHECKING:
     import torch
@@ -251,6 +251,21 @@ def _after_fork() -> None:
 def _register() -> None:
     if hasattr(os, "register_at_fork"):  # not on Windows, where there is no fork
         os.register_at_fork(after_in_child=_after_fork)
+
+
+def usable_device(name: str | None) -> "torch.device":
+    """The device of this name, such as cpu or cuda:1; None: the first GPU, or the CPU if there is none."""
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise BadSetting(f"--device {name} cannot be used here: {reason}. Use cpu, or cuda on a GPU.") from None
+    return device
 
 
 def device_name(device: "torch.device") -> str:

@@ -1,15 +1,9 @@
-"""The result of a prediction: the answer for every image, the number of looks it took, where they were, and what they cost.
+"""The result of a prediction: the answer for every image, the number of looks it took, where they were, and what they cost."""
 
-`Costs` is the table of multiply-adds that budgets and reports share.
-"""
-
-import functools
 import itertools
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,132 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.errors import BadSetting
+from glancefocus.costs import Costs
 from glancefocus.look import Look
 from glancefocus.region import Box, Placement, top_left
 from glancefocus.settings import View
-from glancefocus.values import Fields, whole_of
-
-MOST_MACS, MOST_LOOKS, MOST_CANDIDATES = 10**18, 64, 64
-_VIEW_NAME = re.compile("([a-z0-9.]{1,16}@)?[0-9]{1,6}")
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Multiply-adds of each part, for one image.
-
-    encoder_macs            the glance encoder on a glance, without its own head
-    encoder_with_head_macs  the same with it
-    focus_encoder_macs      the focus encoder on each candidate view, in their order: {name of the view: macs}
-    policy_macs             the aim after the glance
-    classifier_macs         the answer after look 1, 2, ... T
-    backbone_macs           the plain backbone, head included, on the whole image
-    focus_policy_macs       the aim after each candidate view: {name of the view: macs}; the others cost as after the glance
-    """
-
-    encoder_macs: int
-    encoder_with_head_macs: int
-    focus_encoder_macs: dict[str, int]
-    policy_macs: int
-    classifier_macs: tuple[int, ...]
-    backbone_macs: int
-    focus_policy_macs: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def looks(self) -> int:
-        """Largest number of looks, the glance included."""
-        return len(self.classifier_macs)
-
-    @functools.cached_property
-    def _focus(self) -> list[tuple[int, int]]:
-        """(encoder's, policy's) multiply-adds of each candidate."""
-        return [
-            (macs, self.focus_policy_macs.get(name, self.policy_macs)) for name, macs in self.focus_encoder_macs.items()
-        ]
-
-    @property
-    def macs_after_look(self) -> tuple[int, ...]:
-        """Everything spent when leaving after look 1, 2, ... T, with the last candidate, which is the largest, at every look."""
-        return self.macs_along([len(self._focus) - 1] * (self.looks - 1))
-
-    def macs_along(self, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Everything spent when leaving after the glance, after a look at the first of these candidates, the second, ..."""
-        spent, aim_macs = [self.encoder_macs + self.classifier_macs[0]], self.policy_macs
-        for candidate, answer_macs in zip(candidates, self.classifier_macs[1:], strict=False):
-            encoder_macs, next_aim_macs = self._focus[candidate]
-            spent.append(spent[-1] + aim_macs + encoder_macs + answer_macs)
-            aim_macs = next_aim_macs
-        return tuple(spent)
-
-    def macs_of(self, candidates: Sequence[int], aims_first: bool = False) -> int:
-        """Everything spent when leaving after these looks; aims_first: one more aim, unless it was the last look."""
-        spent = self.macs_along(candidates)[-1]
-        if aims_first and len(candidates) < self.looks - 1:
-            spent += self._focus[candidates[-1]][1] if candidates else self.policy_macs
-        return spent
-
-    def macs_of_tree(self, aims_first: bool = False) -> tuple[int, ...]:
-        """The same for every sequence of candidates, in the order of a look table's nodes."""
-        every = range(len(self._focus))
-        paths = (path for looks in range(self.looks) for path in itertools.product(every, repeat=looks))
-        return tuple(self.macs_of(path, aims_first) for path in paths)
-
-    def spent(self, looks: Tensor, candidate: Tensor, aims_first: bool = False) -> Tensor:
-        """What each image cost, (N,) float64.
-
-        looks       (N,) number of looks taken
-        candidate   (N, at most T - 1) candidate view of each focus look; those beyond `looks` do not count
-        aims_first  the score needs the next aim, so images that left before the last look had paid for it already
-        """
-        looks, candidate = looks.cpu(), candidate.cpu()
-        # A first column of -1, so that there is always something to compare rows by.
-        candidate = torch.cat([torch.full_like(looks, -1)[:, None], candidate], dim=1)
-        taken = torch.where(torch.arange(1, candidate.shape[1] + 1) <= looks[:, None], candidate, -1)
-        paths, which = torch.unique(taken, dim=0, return_inverse=True)
-        if paths.numel() and int(paths.max()) >= len(self._focus):
-            raise BadSetting(
-                f"the table of costs has no candidate view {int(paths.max())}, only {list(self.focus_encoder_macs)}."
-            )
-        spent = [self.macs_of([each for each in path if each >= 0], aims_first) for path in paths.tolist()]
-        return torch.tensor(spent, dtype=torch.float64)[which]
-
-    def to_plain(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return {
-            "encoder_macs": self.encoder_macs,
-            "encoder_with_head_macs": self.encoder_with_head_macs,
-            "focus_encoder_macs": dict(self.focus_encoder_macs),
-            "policy_macs": self.policy_macs,
-            "focus_policy_macs": dict(self.focus_policy_macs),
-            "classifier_macs": list(self.classifier_macs),
-            "macs_after_look": list(self.macs_after_look),
-            "backbone_macs": self.backbone_macs,
-        }
-
-    @staticmethod
-    def from_plain(plain: Any, where: str = "costs") -> "Costs":
-        """From plain values; a field that is missing or out of range is refused by its name."""
-        fields = Fields(plain, where)
-        macs = partial(whole_of, least=0, most=MOST_MACS)
-        return Costs(
-            encoder_macs=fields.whole("encoder_macs", 1, MOST_MACS),
-            encoder_with_head_macs=fields.whole("encoder_with_head_macs", 1, MOST_MACS),
-            focus_encoder_macs=_by_view(fields, "focus_encoder_macs"),
-            policy_macs=fields.whole("policy_macs", 0, MOST_MACS),
-            classifier_macs=tuple(fields.listed("classifier_macs", MOST_LOOKS, macs)),
-            backbone_macs=fields.whole("backbone_macs", 1, MOST_MACS),
-            focus_policy_macs=_by_view(fields, "focus_policy_macs") if "focus_policy_macs" in fields.plain else {},
-        )
-
-
-def _by_view(fields: Fields, name: str) -> dict[str, int]:
-    """{name of the view: macs}"""
-    table = fields.table(name)
-    if len(table.plain) > MOST_CANDIDATES or not all(map(_VIEW_NAME.fullmatch, table.plain)):
-        raise BadSetting(
-            f"{table.where} must have a number for each candidate view, by names such as '96' or 'whole@160'."
-        )
-    return {view: table.whole(view, 0, MOST_MACS) for view in table.plain}
 
 
 @dataclass(frozen=True)
@@ -165,9 +37,13 @@ class Outcome:
     thresholds  the score had to be above this to stop after each look; None if unknown
     score       the score that is compared with them: confidence, entropy, ...
     notes       what is unusual about each image, such as "upscaled from 20x9 px"; empty: nothing for any image
+    problems    why a part of an image could not be read, so that its answer is worth nothing; empty texts: no problem
     placements  where each image lies in its picture
     image_px    (N, 2) height and width of each image; None if unknown
     views       the candidate views of the network; empty if unknown
+    first_where (N, 2) where the first look was; NaN for a glance, which sees the whole image; None if unknown
+    first_view  what the first look saw, but for its place; None if unknown
+    logits_after  (N, T, classes), NaN for looks that were not taken; None once batches were joined, to save memory
     """
 
     answer: Tensor
@@ -185,9 +61,13 @@ class Outcome:
     thresholds: tuple[float, ...] | None = None
     score: str = "confidence"
     notes: tuple[tuple[str, ...], ...] = ()
+    problems: tuple[str, ...] = ()
     placements: tuple[Placement, ...] = ()
     image_px: Tensor | None = None
     views: tuple[View, ...] = ()
+    first_where: Tensor | None = None
+    first_view: View | None = None
+    logits_after: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.answer.shape[0])
@@ -218,22 +98,35 @@ class Outcome:
 
     @property
     def boxes(self) -> list[list[Box]]:
-        """For each image the boxes of its focus looks, in pixels of its picture; the glance, which sees everything, has no box."""
+        """For each image the boxes of its focus looks, in pixels of its picture; see also first_box."""
         if self.image_px is None:
             raise ValueError("this outcome was recorded without the sizes of its images")
-        return [self._boxes_of(row, *size) for row, size in enumerate(self.image_px.tolist())]
+        return [self._boxes_of(row) for row in range(len(self))]
 
-    def _boxes_of(self, row: int, height_px: int, width_px: int) -> list[Box]:
-        found = []
-        for look in range(int(self.looks[row]) - 1):
-            view = self.views[int(self.candidate[row, look])]
-            if view.is_whole:
-                found.append(self.placements[row].box_in_picture(0, 0, height_px, width_px))
-                continue
-            px = view.extent_px(height_px, width_px)
-            top, left = top_left(self.where[row, look][None], height_px, width_px, px)[0].tolist()
-            found.append(self.placements[row].box_in_picture(top, left, px, px))
-        return found
+    def first_box(self, row: int) -> Box | None:
+        """The box of the first look at an image; None for a glance, which sees the whole image."""
+        view, where = self.first_view, self.first_where
+        return None if view is None or view.is_whole or where is None else self._box(row, view, where[row])
+
+    def _boxes_of(self, row: int) -> list[Box]:
+        taken = zip(self.candidate[row].tolist(), self.where[row], strict=True)
+        return [self._box(row, self.views[each], where) for each, where in taken if each >= 0]
+
+    def _box(self, row: int, view: View, where: Tensor) -> Box:
+        assert self.image_px is not None
+        height_px, width_px = self.image_px[row].tolist()
+        if view.is_whole:
+            return self.placements[row].box_in_picture(0, 0, height_px, width_px)
+        px = view.extent_px(height_px, width_px)
+        top, left = top_left(where[None], height_px, width_px, px)[0].tolist()
+        return self.placements[row].box_in_picture(top, left, px, px)
+
+    def confidence_in(self, row: int, name: str) -> list[float] | None:
+        """The probability of the class of this name after each look that was taken; None if it is unknown."""
+        if self.logits_after is None or self.classes is None or name not in self.classes:
+            return None
+        shares = self.logits_after[row, : int(self.looks[row])].float().softmax(dim=1)
+        return shares[:, self.classes.index(name)].tolist()
 
     def name(self, index: int) -> str:
         """The name of a class; its number if the classes have no names."""
@@ -266,16 +159,17 @@ class Outcome:
     @staticmethod
     def join(parts: Sequence["Outcome"]) -> "Outcome":
         """One outcome of several batches, in their order."""
-        tensors: dict[str, Any] = {
+        joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts])
             for name, value in vars(parts[0]).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and name != "logits_after"
         }
         notes: tuple[tuple[str, ...], ...] = ()
         if any(part.notes for part in parts):
             notes = tuple(itertools.chain.from_iterable(part.notes or ((),) * len(part) for part in parts))
-        placements = tuple(itertools.chain.from_iterable(part.placements for part in parts))
-        return replace(parts[0], **tensors, notes=notes, placements=placements)
+        for name in ("placements", "problems"):
+            joined[name] = tuple(itertools.chain.from_iterable(getattr(part, name) for part in parts))
+        return replace(parts[0], **joined, notes=notes, logits_after=None)
 
 
 class OutcomeRecorder:
@@ -289,8 +183,7 @@ class OutcomeRecorder:
     def __init__(self, looks: int) -> None:
         self.max_looks = looks
         self._looks: list[tuple[Look, Tensor, Tensor]] = []
-        self._glances = 0
-        self._taken = 0
+        self._glances = self._taken = 0
         self._table: dict[str, NDArray[Any]] = {}
         self._device = torch.device("cpu")
 
@@ -312,15 +205,32 @@ class OutcomeRecorder:
         """The outcome of the first `count` rows, which are removed from the recorder."""
         self._write_all()
         front = {name: column[:count] for name, column in self._table.items()}
+        self._drop_front(count)
+        return self._outcome(front, **more)
+
+    def take_rows(self, rows: Sequence[int], **more: Any) -> Outcome:
+        """The outcome of these rows, which have left, in this order; rows may be taken in any order, each once."""
+        self._write_all()
+        places = np.asarray(rows) - self._taken
+        taken = {name: column[places] for name, column in self._table.items()}
+        self._table["looks"][places] = -1  # taken
+        kept = (self._table["looks"] >= 0).nonzero()[0]
+        self._drop_front(int(kept[0]) if len(kept) else len(self._table["looks"]))
+        return self._outcome(taken, **more)
+
+    def _drop_front(self, count: int) -> None:
         self._table = {name: column[count:] for name, column in self._table.items()}
         self._taken += count
+
+    def _outcome(self, front: dict[str, NDArray[Any]], **more: Any) -> Outcome:
         each, last = np.arange(len(front["looks"])), front["looks"] - 1
         columns = {
             "answer": front["answer"][each, last],
             "confidence": front["confidence"][each, last],
             "answer_after": front["answer"],
             "confidence_after": front["confidence"],
-            **{name: front[name] for name in ("looks", "sure", "logits", "where", "candidate")},
+            "logits": front["logits_after"][each, last],
+            **{name: front[name] for name in ("looks", "sure", "where", "candidate", "first_where", "logits_after")},
         }
         tensors: dict[str, Any] = {name: torch.from_numpy(a).to(self._device) for name, a in columns.items()}
         return Outcome(**tensors, **more)
@@ -332,7 +242,7 @@ class OutcomeRecorder:
 
     def _write(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
         logits = _array(look.logits)
-        if look.number == 1:
+        if look.number == 1 and not self._knows(look):
             self._device = look.logits.device
             self._add_rows(logits)
         table, index = self._table, look.number - 1
@@ -342,18 +252,24 @@ class OutcomeRecorder:
         confidence, answer = look.best
         table["answer"][rows, index] = _array(answer)
         table["confidence"][rows, index] = _array(confidence)
-        if look.aim is not None:
-            table["where"][rows, index - 1] = _array(look.aim.where)
+        table["logits_after"][rows, index] = logits
+        if look.number == 1 and look.aim is not None:
+            table["first_where"][rows] = _array(look.aim.where)
+        elif look.where is not None:
+            table["where"][rows, index - 1] = _array(look.where)
             candidate = look.candidate
             table["candidate"][rows, index - 1] = _array(candidate) if isinstance(candidate, Tensor) else candidate
         left, was_sure = _array(leaving), _array(sure)
         if not left.any():
             return
         if not left.all():
-            rows, logits, was_sure = _array(look.rows)[left] - self._taken, logits[left], was_sure[left]
-        table["logits"][rows] = logits
+            rows, was_sure = _array(look.rows)[left] - self._taken, was_sure[left]
         table["sure"][rows] = was_sure
         table["looks"][rows] = look.number
+
+    def _knows(self, look: Look) -> bool:
+        """Whether a glance was recorded before: its rows then waited, and leave now because time is up."""
+        return bool(self._table) and int(look.rows[-1]) - self._taken < len(self._table["looks"])
 
     def _add_rows(self, logits: NDArray[Any]) -> None:
         self._glances += 1
@@ -363,7 +279,8 @@ class OutcomeRecorder:
             "confidence": np.full((count, most), np.nan, np.float32),
             "where": np.full((count, most - 1, 2), np.nan, np.float32),
             "candidate": np.full((count, most - 1), -1, np.int64),
-            "logits": np.zeros_like(logits),
+            "first_where": np.full((count, 2), np.nan, np.float32),
+            "logits_after": np.full((count, most, logits.shape[1]), np.nan, logits.dtype),
             "sure": np.zeros(count, np.bool_),
             "looks": np.zeros(count, np.int64),
         }

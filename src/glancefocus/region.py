@@ -75,11 +75,16 @@ class Placement:
 
     def box_in_picture(self, top: float, left: float, height: int, width: int) -> Box:
         """The box of a region in pixels of the picture; the arguments are in pixels of the image."""
+        left_px, top_px, right_px, bottom_px = self.exact_box(top, left, height, width)
+        return round(left_px), round(top_px), round(right_px), round(bottom_px)
+
+    def exact_box(self, top: float, left: float, height: int, width: int) -> tuple[float, float, float, float]:
+        """The same, not rounded: it may lie between pixels."""
         return (
-            round((left + self.offset_x) / self.scale_x),
-            round((top + self.offset_y) / self.scale_y),
-            round((left + width + self.offset_x) / self.scale_x),
-            round((top + height + self.offset_y) / self.scale_y),
+            (left + self.offset_x) / self.scale_x,
+            (top + self.offset_y) / self.scale_y,
+            (left + width + self.offset_x) / self.scale_x,
+            (top + height + self.offset_y) / self.scale_y,
         )
 
 
@@ -109,6 +114,27 @@ def top_left(where: Tensor, height_px: int, width_px: int, px: int) -> Tensor:
     _check_fits(height_px, width_px, px)
     room = _room(height_px - px, width_px - px, where.device)
     return (where.float().clamp(0, 1) * room).floor().long()
+
+
+def zoomed(where: Tensor, seen: Tensor, extent_px: Tensor, sizes: Tensor) -> Tensor:
+    """(B, 2) the place in the whole image of a square that was aimed relative to the region of the last look.
+
+    A smaller square lies inside that region: 0 puts it against the region's top or left edge, 1 against its bottom or right. A
+    larger one lies around it: 0 puts it so that the region is in its top or left corner, 1 in the opposite one. A square of about
+    the same size is moved: 0 by its own side up or left, 0.5 not at all, 1 down or right. None of them leaves the image.
+
+    where      (B, 2) in [0, 1] as (y, x), relative to the region
+    seen       (B, 4) top, left, height and width of that region in pixels
+    extent_px  (B,) side of the square in pixels
+    sizes      (B, 2) height and width of the images in pixels
+    returns    (B, 2) as top_left takes it
+    """
+    extent, room = extent_px[:, None], seen[:, 2:] - extent_px[:, None]
+    moved = torch.where(room.abs() < extent / 4, (2 * where - 1) * extent, where * room)
+    free = (sizes - extent).clamp_min(0)
+    begin = torch.minimum((seen[:, :2] + moved).round().clamp_min(0), free)
+    # Half a pixel more, so that top_left, which rounds down, finds the same pixel again.
+    return torch.where(free > 0, (begin + 0.5) / free.clamp_min(1), 0).clamp(0, 1)
 
 
 def _check_fits(height_px: int, width_px: int, px: int) -> None:
@@ -166,7 +192,7 @@ def crop(images: Tensor, where: Tensor, px: int, rows: Tensor | None = None) -> 
             return torch.from_numpy(images.numpy()[n : n + 1, :, top : top + px, left : left + px].copy("K"))
         places = zip(numbers, corners, strict=True)
         return torch.cat([images[n : n + 1, :, top : top + px, left : left + px] for n, (top, left) in places])
-    start = top_left(where, height_px, width_px, px)
+    start = top_left(where.to(images.device), height_px, width_px, px)
     offsets = torch.arange(px, device=images.device)
     y = (start[:, 0:1] + offsets)[:, :, None]
     x = (start[:, 1:2] + offsets)[:, None, :]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.network_checks import check_network
 from glancefocus.values import (
     ANY_NUMBER,
     Classes,
@@ -31,10 +32,10 @@ Fit = Literal["crop", "stretch", "whole"]
 Interpolation = Literal["bilinear", "bicubic"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+PolicyKind = Literal["learnt", "random", "centre_corner"]
+FirstView = Literal["glance", "centre", "random"]
 GLANCE = -1
 """Stands for the glance where looks are named by the number of their candidate view."""
-_MOST_VIEWS = 16
-_MOST_COLUMNS = 100_000  # of tables that have one for every sequence of views
 _VIEW = re.compile(
     r"(?:(?:(?P<whole>whole)|(?P<share>[0-9]{0,2}\.[0-9]{1,6}|1)|(?P<extent>[0-9]{1,6})px)@)?(?P<px>[0-9]{1,6})"
 )
@@ -144,6 +145,8 @@ def native_names(patch_px: Any, name: str = "patch_px") -> list[str]:
 class PolicySettings:
     """The patch proposal network (paper, Figure of pi, and its table of seven architectures).
 
+    kind     learnt; or by a rule, as in the paper's ablation: random (drawn places), centre_corner (the centre, then the corners).
+             Those have nothing to learn, so the other settings have no effect.
     head     conv: kxk convolution to few channels, then a linear layer; linear: two linear layers on the flattened map
     units    of the GRU
     place    the GRU also gets where the last look was and how much it covered (beyond the paper). Without it the policy cannot
@@ -156,6 +159,7 @@ class PolicySettings:
     linear_units: Units = 2048
     units: Units = 256
     place: bool = False
+    kind: PolicyKind = "learnt"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -171,13 +175,22 @@ class NetworkSettings:
     focus          the candidate views of the focus looks by their names (see View.parse), smallest first. "96": patches of 96 px at
                    full resolution, as in the paper; several make a multi-scale network. gf.create also takes patch_px=96.
     looks          the glance and the focus looks together (T in the paper)
+    first_view     what the first look sees: glance, the whole image at low resolution; or, as in the paper's ablation, a patch of
+                   glance_px at full resolution, at the centre or at a random place. The glance encoder sees it in any case.
     glance_resize  antialias for new networks; bicubic or bilinear (aligned corners, no antialiasing) as the paper's models
     classifier     recurrent: a GRU over the looks; cascaded: one linear layer for each number of looks; both as in the paper.
                    summed: the weighted sum of what the encoders' own heads answer at each look (beyond the paper). It has one
                    weight for each view, so few images are enough to train it.
+    classifier_place  the recurrent classifier also gets where each look was and how much it covered (beyond the paper)
     first_answer   the part that answers the glance: the classifier, the glance encoder's own head, or that head only in evaluation
+    shared_encoder  one encoder for all views, instead of one for glances and one for focus looks
+    own_norms      with a shared encoder: glances and focus looks have batch norms of their own, and share all other weights
+                   (beyond the paper). Small and large inputs differ in the mean and variance of their features.
     whole_encoder  views of the whole image have an encoder of their own, which stays the plain backbone (beyond the paper; with
-                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones.
+                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones. With
+                   own_norms they have batch norms of their own instead, and learn together with the other views.
+    zoom           coarse to fine (beyond the paper): the policy aims inside, or beside, the region that the last look saw, instead
+                   of anywhere in the image. For large images with candidate views in steps, such as 0.25@224, 0.0625@224, 224.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -187,13 +200,17 @@ class NetworkSettings:
     glance_px: Pixels = 96
     focus: tuple[str, ...] = ("96",)
     looks: Looks = 5
+    first_view: FirstView = "glance"
     glance_resize: GlanceResize = "antialias"
     classifier: Literal["recurrent", "cascaded", "summed"] = "recurrent"
     classifier_units: Units = 1024
+    classifier_place: bool = False
     first_answer: Literal["classifier", "own_head", "own_head_evaluating"] = "classifier"
     policy: PolicySettings = field(default_factory=PolicySettings)
     shared_encoder: bool = False
+    own_norms: bool = False
     whole_encoder: bool = False
+    zoom: bool = False
     frames: Frames = 1
     shift_div: ShiftDivisor = 8
     backbone_options: dict[str, Any] = field(default_factory=dict)
@@ -202,53 +219,7 @@ class NetworkSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "focus", tuple(view.name for view in self.candidates))  # "096" is "96"
-        self._check_focus()
-        if self.whole_encoder:
-            self._check_whole_encoder()
-        if self.shift_div == 1:
-            raise BadSetting(
-                f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {self.shift_div}. "
-                "Use at least 2, or 0 for no shift."
-            )
-        if self.classifier == "cascaded" and self.first_answer == "classifier":
-            raise BadSetting(
-                "a cascaded classifier has no layer for the glance: its first_answer is 'own_head', not 'classifier'."
-            )
-
-    def _check_focus(self) -> None:
-        views, count = self.candidates, len(self.focus)
-        if not views or len(set(self.focus)) != count:
-            raise BadSetting(
-                f"focus must name one or several different views, but got {' '.join(self.focus) or 'none'}."
-            )
-        if count > _MOST_VIEWS:
-            raise BadSetting(f"focus names at most {_MOST_VIEWS} views, but got {count}.")
-        if [view.px for view in views] != sorted(view.px for view in views):
-            raise BadSetting(f"focus names the smallest view first, but got {' '.join(self.focus)}.")
-        if sum(count**look for look in range(self.looks)) > _MOST_COLUMNS:
-            raise BadSetting(
-                f"with {count} candidate views and {self.looks} looks there are more than {_MOST_COLUMNS:,} sequences of views to "
-                "choose from. Use fewer views or looks."
-            )
-        shorter_px = min(self.view.height_px, self.view.width_px)
-        for view in views if self.looks > 1 else ():
-            needed_px = view.px if view.is_whole else view.extent_px(self.view.height_px, self.view.width_px)
-            if needed_px > shorter_px:
-                raise BadSetting(
-                    f"the view {view.name} is larger than the image ({shorter_px} px). Use a smaller view or larger images."
-                )
-            if view.is_whole and view.px <= self.glance_px:
-                raise BadSetting(
-                    f"the view {view.name} shows no more than the glance, which is whole@{self.glance_px}. Use a larger one."
-                )
-
-    def _check_whole_encoder(self) -> None:
-        if self.classifier != "summed" or self.shared_encoder:
-            raise BadSetting("whole_encoder=true needs classifier='summed' and shared_encoder=false.")
-        if not any(view.is_whole for view in self.candidates):
-            raise BadSetting(
-                f"whole_encoder=true needs a view of the whole image, but focus names {' '.join(self.focus)}."
-            )
+        check_network(self)
 
     @staticmethod
     def upgraded(plain: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -261,9 +232,20 @@ class NetworkSettings:
         return {**others, "focus": native_names(plain["patch_px"], _joined(where, "patch_px"))}
 
     @property
+    def keeps_backbone(self) -> bool:
+        """Whether views of the whole image are seen by the plain backbone, which later stages do not train."""
+        return self.whole_encoder and not self.shared_encoder
+
+    @property
     def glance_view(self) -> View:
-        """What the glance sees."""
-        return whole(self.glance_px, self.glance_resize)
+        """What the first look sees, but for its place: the whole image, unless first_view says otherwise."""
+        return whole(self.glance_px, self.glance_resize) if self.first_view == "glance" else native(self.glance_px)
+
+    @property
+    def first_words(self) -> str:
+        """The first look in words, such as "a glance of 96 px"."""
+        place = {"centre": "at the centre", "random": "at a random place"}.get(self.first_view)
+        return f"a glance of {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
 
     @functools.cached_property
     def candidates(self) -> tuple[View, ...]:
@@ -275,6 +257,15 @@ class NetworkSettings:
         """The views that the policy tells apart. A native patch has the same code as a glance of its size (paper, section 4.2)."""
         codes = {str(self.glance_px): self.glance_px, **{view.name: view.px for view in self.candidates}}
         return tuple(sorted(codes, key=lambda name: (codes[name], name)))
+
+    def to_hash(self) -> dict[str, Any]:
+        """Plain values for fingerprints: fields that came later are left out at their defaults, so that old ones stay valid."""
+        plain = to_plain(self)
+        later = {"first_view": "glance", "own_norms": False, "classifier_place": False}
+        for table, name, usual in (*((plain, *each) for each in later.items()), (plain["policy"], "kind", "learnt")):
+            if table[name] == usual:
+                del table[name]
+        return plain
 
     def code_of(self, candidate: int) -> str:
         """The code of a look at this candidate, or at GLANCE."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, Scene, frames_of, padded_alike
-from glancefocus.loop import ExitRule, LookingNetwork, Policy, look_closer, policy_for, release
+from glancefocus.look import Aim, Look, Scene, frames_of, padded_alike, sizes_of
+from glancefocus.loop import ExitRule, LookingNetwork, Policy, Recorder, look_closer, policy_for, release
 from glancefocus.outcome import Outcome, OutcomeRecorder
 from glancefocus.region import Region
 from glancefocus.values import BatchSize, WaitingMs, checked
@@ -59,8 +59,57 @@ def _outcomes(merged: "MergedLooks", scenes: Iterable[Scene | None]) -> Iterator
     yield from merged.finished()
 
 
-class MergedLooks:
+class PooledLooks:
+    """The two halves of the loop, and between them the rows that wait for their next look.
+
+    exit_rule, policy, recorder  as for loop.run_looks
+    waiting                      {number of the look that they have taken: rows}
+    """
+
+    def __init__(self, net: LookingNetwork, exit_rule: ExitRule, policy: Policy, recorder: Recorder) -> None:
+        self.net = net
+        self.exit_rule = exit_rule
+        self.policy = policy
+        self.recorder = recorder
+        self.waiting: dict[int, WaitingRows] = {}
+
+    def glance(self, scene: Scene, first_row: int, since: float) -> None:
+        """Glance at a scene; rows below their threshold wait for the next look.
+
+        first_row  number of its first row; every row has a number of its own
+        since      when it came
+        """
+        look = self.exit_rule.calibrated(self.net.glance(scene))
+        self.settle(replace(look, rows=look.rows + first_row), since, first_row)
+
+    def look_closer(self, number: int, most_rows: float = math.inf) -> int:
+        """The next look of the rows that have taken `number` looks; returns how many rows that are.
+
+        most_rows  where more are waiting, those that came first; rows that have waited together stay together
+        """
+        taken = self.waiting[number].take(most_rows)
+        if not self.waiting[number].rows:
+            del self.waiting[number]
+        look, aim = taken.joined()
+        look = look_closer(self.net, look, aim, self.exit_rule, self.policy)
+        self.settle(look, taken.since, taken.first_row)
+        return look.count
+
+    def settle(self, look: Look, since: float, first_row: float) -> None:
+        """Release the rows that are above their threshold; the others wait."""
+        staying = release(look, self.exit_rule, self.policy, self.recorder)
+        if staying is not None:
+            self.wait(*staying, since, first_row)
+
+    def wait(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
+        """These rows wait for their next look."""
+        self.waiting.setdefault(look.number, WaitingRows()).add(look, aim, since, first_row)
+
+
+class MergedLooks(PooledLooks):
     """Scenes that are looked at together: `add` one, `look_on`, then take those that are `finished`."""
+
+    recorder: OutcomeRecorder
 
     def __init__(
         self,
@@ -76,79 +125,87 @@ class MergedLooks:
         if wait_ms is not None:
             wait_ms = checked(WaitingMs, wait_ms, "wait_ms")
         refuse_deadline(exit_rule.deadline)
-        self.net = net
-        self.exit_rule = exit_rule
-        self.policy = policy_for(net, exit_rule) if policy is None else policy
+        policy = policy_for(net, exit_rule) if policy is None else policy
+        super().__init__(net, exit_rule, policy, OutcomeRecorder(exit_rule.looks))
         self.full_batch = full_batch
         self.wait_s = math.inf if wait_ms is None else wait_ms / 1000
         self.clock = clock
-        self._recorder = OutcomeRecorder(exit_rule.looks)
-        self._waiting: dict[int, _Waiting] = {}
         self._counts: deque[int] = deque()
         self._rows = 0
 
     def add(self, scene: Scene) -> None:
         """Glance at a scene; rows below their threshold wait for the next look."""
-        came = self.clock()
-        look = self.exit_rule.calibrated(self.net.glance(scene))
         first_row = self._rows
-        look = replace(look, rows=look.rows + first_row)
-        self._rows += look.count
-        self._counts.append(look.count)
-        self._settle(look, came, first_row)
+        self._rows += scene.count
+        self._counts.append(scene.count)
+        self.glance(scene, first_row, self.clock())
 
     def look_on(self, *, all_rows: bool = False) -> None:
         """The next looks of the rows that need not wait any longer, or of all rows."""
         while (number := self._due(all_rows)) is not None:
-            waiting = self._waiting.pop(number)
-            look, aim = waiting.joined()
-            look = look_closer(self.net, look, aim, self.exit_rule, self.policy)
-            self._settle(look, waiting.since, waiting.first_row)
+            self.look_closer(number)
 
     def finished(self) -> Iterator[Outcome]:
         """The outcomes of the first scenes, in order, whose rows have all left."""
-        while self._counts and self._recorder.finished(self._counts[0]):
-            yield self._recorder.take(self._counts.popleft(), aims_first=self.exit_rule.score.needs_aim)
-
-    def _settle(self, look: Look, since: float, first_row: float) -> None:
-        staying = release(look, self.exit_rule, self.policy, self._recorder)
-        if staying is not None:
-            self._waiting.setdefault(look.number, _Waiting()).add(*staying, since, first_row)
+        while self._counts and self.recorder.finished(self._counts[0]):
+            yield self.recorder.take(self._counts.popleft(), aims_first=self.exit_rule.score.needs_aim)
 
     def _due(self, all_rows: bool) -> int | None:
         """The look whose rows are next: the latest look with a full batch, else the earliest one with late rows, which fills up."""
-        full = [number for number, waiting in self._waiting.items() if waiting.rows >= self.full_batch]
+        full = [number for number, waiting in self.waiting.items() if waiting.rows >= self.full_batch]
         if full:
             return max(full)
         latest, held = self.clock() - self.wait_s, self._rows - HELD_BATCHES * self.full_batch
-        late = (n for n, w in self._waiting.items() if all_rows or w.since <= latest or w.first_row < held)
+        late = (n for n, w in self.waiting.items() if all_rows or w.since <= latest or w.first_row < held)
         return min(late, default=None)
 
 
-class _Waiting:
-    """Rows that wait for the same look.
+@dataclass(frozen=True)
+class _Stayed:
+    """Rows that stayed after one look; see WaitingRows."""
 
-    since      when the first of their scenes came
-    first_row  of the first of them
-    """
+    look: Look
+    aim: Aim | None
+    since: float
+    first_row: float
 
-    def __init__(self) -> None:
-        self.looks: list[Look] = []
-        self.aims: list[Aim] = []
-        self.rows = 0
-        self.since = math.inf
-        self.first_row = math.inf
+
+class WaitingRows:
+    """Rows that wait for the same look, in the order in which they began to wait."""
+
+    def __init__(self, parts: Iterable[_Stayed] = ()) -> None:
+        self.parts = list(parts)
+
+    @property
+    def rows(self) -> int:
+        """How many wait."""
+        return sum(part.look.count for part in self.parts)
+
+    @property
+    def since(self) -> float:
+        """When the first of their scenes came."""
+        return min(part.since for part in self.parts)
+
+    @property
+    def first_row(self) -> float:
+        """The first row of their scenes."""
+        return min(part.first_row for part in self.parts)
 
     def add(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
-        self.looks.append(look)
-        if aim is not None:
-            self.aims.append(aim)
-        self.rows += look.count
-        self.since = min(self.since, since)
-        self.first_row = min(self.first_row, first_row)
+        self.parts.append(_Stayed(look, aim, since, first_row))
+
+    def take(self, most_rows: float) -> "WaitingRows":
+        """The first rows, which wait no longer: whole parts, until there are `most_rows`."""
+        parts, rows = [], 0
+        while self.parts and rows < most_rows:
+            parts.append(self.parts.pop(0))
+            rows += parts[-1].look.count
+        return WaitingRows(parts)
 
     def joined(self) -> tuple[Look, Aim | None]:
-        return join_looks(self.looks), join_aims(self.aims) if self.aims else None
+        """One look at all of them, with their next aim if it is known already."""
+        aims = [part.aim for part in self.parts if part.aim is not None]
+        return join_looks([part.look for part in self.parts]), join_aims(aims) if aims else None
 
 
 def refuse_deadline(deadline: object | None) -> None:
@@ -207,6 +264,10 @@ class JoinedScenes:
     @property
     def frames(self) -> int:
         return frames_of(self.scenes[0])
+
+    @property
+    def sizes(self) -> Tensor:
+        return torch.cat([sizes_of(scene) for scene in self.scenes])
 
     def view(self, region: Region) -> Tensor:
         regions = region.split([scene.count for scene in self.scenes])

@@ -149,6 +149,7 @@ Threads = Annotated[int, Range(1, min(1024, max(16, 4 * _CORES)))]
 Workers = Annotated[int, Range(0, min(1024, max(64, 4 * _CORES)))]
 Processes = Annotated[int, Range(1, min(1024, max(16, 4 * _CORES)))]
 Mebibytes = Annotated[int, Range(0, 2**24)]
+Port = Annotated[int, Range(0, 65_535)]
 
 # Budgets and times
 MultiplyAdds = Annotated[float, Range(0, 1e18, above=True)]
@@ -361,7 +362,7 @@ def figure_text(text: str) -> str:
 
 def is_writable_text(text: str) -> bool:
     """Whether the text can be written in UTF-8; a file name that is not UTF-8 contains surrogates in Python."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _visible(character: str) -> str:

@@ -183,3 +183,21 @@ def test_the_papers_shares_are_the_default_of_its_networks(preset: str, fewer_ma
     else:
         spent = sum(subject.costs.macs_after_look[look - 1] for look in subject.exits) / 300
         assert subject.costs.backbone_macs / spent == pytest.approx(fewer_macs, rel=0.01)
+
+
+def test_a_whole_split_is_measured_in_images_per_second(gf: Run, run_folder: Path) -> None:
+    words = ("bench", run_folder / "run" / "bundle", run_folder / "pets", "--whole-split", "--device", "cpu")
+    found = gf(*words, "--batch", 5, "--json")
+    assert (found["images"], found["batch"], sum(found["exits"])) == (12, 5, 12)
+    assert found["device"].endswith("eager")
+    assert found["glancefocus_per_second"] > 0
+    assert found["time_ratio"] == pytest.approx(found["glancefocus_per_second"] / found["backbone_per_second"])
+    assert "images per second" in gf(*words)
+
+
+def test_a_wrong_device_or_a_whole_split_of_nothing_gets_its_sentence(gf: Run, run_folder: Path) -> None:
+    printed = gf("bench", "gf-mini-48", "--exits", "1,0,0,0", "--device", "moon", code=2)
+    assert printed.startswith("gf: --device moon cannot be used here")
+    assert "Name the data" in gf("bench", run_folder / "run" / "bundle", "--whole-split", code=2)
+    two = ("--whole-split", "--batch", 4, 8)
+    assert "one batch size" in gf("bench", run_folder / "run" / "bundle", run_folder / "pets", *two, code=2)

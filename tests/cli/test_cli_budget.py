@@ -473,3 +473,72 @@ def test_a_deadline_gives_the_best_answers_so_far(deadline_ms: float, gf: Run, b
     assert "--deadline-ms must be a number above 0 and at most 1,000,000,000, but got 0" in gf(
         "predict", bundle, pets, "--deadline-ms", 0, code=2
     )
+
+
+def latency_file(folder: Path, **changes: Any) -> Path:
+    file = folder / "phone.json"
+    file.write_text(json.dumps({"device": "a phone", "glance_ms": 10, "focus_ms": [[20.0], [40.0]], **changes}))
+    return file
+
+
+def test_milliseconds_may_come_from_a_file(gf: Run, bundle: Path, pets: Path, tmp_path: Path) -> None:
+    file = latency_file(tmp_path)
+    found = gf("budget", bundle, pets, "--ms", 25, "--latency-file", file, "--json")
+    assert (found["device"], found["unit"]) == ("a phone", "ms")
+    one, two, three = found["on_those"]["exits_per_look"]
+    assert found["on_those"]["mean_ms"] == pytest.approx((10 * one + 30 * two + 70 * three) / 12)
+    assert found["on_those"]["mean_ms"] <= 25
+    assert stored_in(bundle)["latencies"] == []  # those of this device are for predicting on it
+    report = tmp_path / "report"
+    measured = gf("evaluate", bundle, pets, "--latency-file", file, "--rivals", "none", "-o", report, "--json")
+    assert measured["ms_after_look"] == [10, 30, 70]
+    assert measured["device"] == "a phone, 1 threads, batch 1"
+    assert (report / "figures" / "accuracy_over_ms.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"focus_ms": [[20.0]]},
+            "must have focus_ms for 2 focus looks with 1 candidate view each, such as [[12.5], [12.5]]",
+        ),
+        ({"glance_ms": "fast"}, "glance_ms"),
+        ({"device": None}, "device"),
+    ],
+)
+def test_a_bad_file_of_latencies_gets_its_sentence(
+    gf: Run, bundle: Path, pets: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    before = content(bundle)
+    assert sentence in gf(
+        "budget", bundle, pets, "--ms", 25, "--latency-file", latency_file(tmp_path, **changes), code=2
+    )
+    assert content(bundle) == before
+
+
+def test_files_of_latencies_that_are_none_get_their_sentence(gf: Run, bundle: Path, pets: Path, tmp_path: Path) -> None:
+    missing = gf("budget", bundle, pets, "--ms", 25, "--latency-file", tmp_path / "none.json", code=2)
+    assert f"there is no file {tmp_path / 'none.json'}. Check the path." in missing
+    file = tmp_path / "list.json"
+    file.write_text("[1, 2]")
+    assert "must hold an object with device, glance_ms and focus_ms" in gf(
+        "budget", bundle, pets, "--ms", 25, "--latency-file", file, code=2
+    )
+    file.write_text("{")
+    assert "is not a file of latencies" in gf("budget", bundle, pets, "--ms", 25, "--latency-file", file, code=2)
+
+
+def test_thresholds_may_be_chosen_on_augmented_training_images(
+    gf: Run, bundle: Path, pets: Path, macs: list[int], tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(pets, tmp_path / "pets"))
+    for number in range(9):
+        picture(data / "train" / CLASSES[number % 3] / f"{number}.png", 100 + number)
+    budget = (macs[0] + macs[2]) / 2
+    found = gf("budget", bundle, data, "--macs", budget, "--on", "train", "--train-images", 20, "--json")
+    assert sum(found["on_those"]["exits_per_look"]) == 20
+    assert (found["chosen_on"], found["measured_on"]) == (f"{data}, train", f"{data}, test")
+    assert "--train-images is for --on train" in gf(
+        "budget", bundle, data, "--macs", budget, "--train-images", 20, code=2
+    )

@@ -12,7 +12,7 @@ from PIL import Image
 
 from glancefocus.data import signs as signs_module
 from glancefocus.data.sign_faces import Sign, choose_distractor, paste_face, speed_limit
-from glancefocus.data.signs import CLASSES, SignsSettings, _place_signs, draw_scene
+from glancefocus.data.signs import CLASSES, SignsSettings, draw_scene, place_signs
 from glancefocus.data.worlds import Scenes, draw_split
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.files import cache_folder
@@ -117,7 +117,7 @@ def test_signs_appear_all_over_the_scene():
     settings = SignsSettings()
     places = []
     for seed in range(400):
-        limit = _place_signs(settings, 1, np.random.default_rng(seed))[0]
+        limit = place_signs(settings, 1, np.random.default_rng(seed))[0]
         places.append((limit.y, limit.x))
     y, x = np.array(places).T
     # the centres keep a radius of 9 to 13 px and 2 px from the edges: from about 13 to 147
@@ -132,7 +132,7 @@ def test_no_sign_touches_another():
     settings = SignsSettings(height=96, width=96, distractors_max=4)
     counts = set()
     for seed in range(200):
-        placed = _place_signs(settings, 4, np.random.default_rng(seed))
+        placed = place_signs(settings, 4, np.random.default_rng(seed))
         counts.add(len(placed))
         assert placed[0].face == speed_limit("100")
         for index, one in enumerate(placed):

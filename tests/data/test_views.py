@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.images import view_array, view_picture, view_tensor
+from glancefocus.data.arrays import view_array, view_tensor
+from glancefocus.data.images import view_picture
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.machine import ensure_torchvision
 from glancefocus.region import Placement, normalise

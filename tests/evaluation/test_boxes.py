@@ -178,3 +178,12 @@ def test_a_picture_too_narrow_for_tags_still_has_its_caption(size: tuple[int, in
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
 def test_a_picture_of_any_mode_becomes_rgb(mode: str) -> None:
     assert draw_looks(Image.new(mode, (400, 400)), [glance()]).mode == "RGB"
+
+
+def test_where_the_label_is_known_the_tag_shows_the_confidence_in_it() -> None:
+    wrong = LookDrawn((0, 0, 9, 9), number=2, confidence=0.61, label="70", right=False, in_truth=0.3)
+    assert (wrong.tag, wrong.caption) == ("2  0.30", "2 focus: 70  0.61, true class 0.30")
+    right = LookDrawn((0, 0, 9, 9), number=3, confidence=0.97, label="50", right=True, in_truth=0.97)
+    assert (right.tag, right.caption) == ("3  0.97", "3 focus: 50  0.97")
+    first = LookDrawn((0, 0, 9, 9), number=1, confidence=0.5, label="50", right=None)
+    assert first.caption == "1 first: 50  0.50"  # a network without a glance

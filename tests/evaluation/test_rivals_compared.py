@@ -4,6 +4,7 @@ import html
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -122,11 +123,18 @@ def test_budgets_lie_between_the_glance_and_the_whole_image(verdict: Verdict, sm
         assert row.difference == pytest.approx(row.accuracy - row.rival_accuracy, abs=1e-12)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+OWN_NORMS = {"own_norms": True, "whole_encoder": True, "classifier": "summed"}
+
+
+@pytest.mark.parametrize(("shared", "more"), [(False, {}), (True, {}), (True, OWN_NORMS)])
 def test_encoders_of_the_network_that_see_the_whole_image_are_rivals(
-    small_bundle: MakeBundle, tmp_path: Path, shared: bool
+    small_bundle: MakeBundle, tmp_path: Path, shared: bool, more: dict[str, Any]
 ) -> None:
-    bundle = small_bundle(focus=("32", "whole@48"), shared_encoder=shared)
+    bundle = small_bundle(focus=("32", "whole@48"), shared_encoder=shared, **more)
+    if bundle.net.whole_encoder is not None:
+        with torch.no_grad():
+            for norm in bundle.net.whole_encoder.norms:
+                norm.bias.uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
     images = torch.randint(0, 256, (6, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(6) % 3
     split = MemorySplit(images, labels, bundle.settings.view)

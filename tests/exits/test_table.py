@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.exits.table import LookTable
+from glancefocus.exits.table import LookTable, stopping_at_random
 
 
 def four_images() -> LookTable:
@@ -152,3 +152,17 @@ def test_every_image_can_stay_and_every_image_can_stop() -> None:
         table = tree_table(np.random.default_rng(4), 20, looks=3, sizes=sizes)
         assert set(table.exits(table.stay()).tolist()) == {last}
         assert set(table.exits(table.leave()).tolist()) == {0}
+
+
+def test_stopping_at_random_keeps_the_numbers_and_averages_the_looks() -> None:
+    score = np.array([[0.9, 0.9], [0.9, 0.9], [0.1, 0.9], [0.1, 0.9]], dtype=np.float32)
+    correct = np.array([[True, True], [True, True], [False, True], [False, False]])
+    table = LookTable(score, correct, np.array([1.0, 3.0]))
+    by_confidence = table.point(np.array([0.5, 0.0], dtype=np.float32))
+    at_random = stopping_at_random(table, by_confidence)
+    assert by_confidence["exits_per_look"] == at_random["exits_per_look"] == [2, 2]
+    assert by_confidence["mean_macs"] == at_random["mean_macs"] == 2.0
+    assert by_confidence["accuracy"] == 0.75
+    assert (
+        at_random["accuracy"] == 0.5 * 0.5 + 0.5 * 0.75
+    )  # half of the images answer as at the glance, half as at the end

@@ -12,10 +12,11 @@ import torch
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadExport, BadSetting
-from glancefocus.export import looks_graph
+from glancefocus.export import composing, looks_graph
 from glancefocus.export.compare import Sample, made_up, viewed
+from glancefocus.export.composing import resize_matrix
 from glancefocus.export.contents import FORMATS, write_graphs
-from glancefocus.export.looks_graph import fits_one_graph, resize_matrix, write_looks_graph
+from glancefocus.export.looks_graph import fits_one_graph, write_looks_graph
 from glancefocus.loop import ExitRule
 from glancefocus.region import resized
 from glancefocus.settings import GlanceResize
@@ -54,11 +55,25 @@ WIDE = {"height_px": 64, "width_px": 80}
     [
         {"policy": PLACE},
         {"focus": ("0.5@48",), "policy": PLACE, "view": WIDE},
+        {"focus": ("0.6@48",), "classifier_place": True},
+        {"focus": ("1@48",), "classifier_place": True, "policy": PLACE},
         {"focus": ("40px@32",), "classifier": "summed", "looks": 2},
         {"focus": ("whole@48",), "classifier": "summed", "policy": PLACE, "view": WIDE},
         {"focus": ("whole@64",), "classifier": "cascaded", "first_answer": "own_head"},
+        {"first_view": "centre", "policy": PLACE, "view": WIDE},
+        {"first_view": "centre", "policy": {**PLACE, "kind": "centre_corner"}, "view": WIDE, "looks": 4},
+        {"policy": {**PLACE, "kind": "centre_corner"}, "looks": 4},
+        {"first_view": "centre", "classifier_place": True, "view": WIDE},
+        {"first_view": "centre", "classifier_place": True, "policy": {**PLACE, "kind": "centre_corner"}, "looks": 4},
     ],
-    ids=lambda changes: " ".join([*changes.get("focus", ["32"]), changes.get("classifier", "recurrent")]),
+    ids=lambda changes: " ".join(
+        [
+            *changes.get("focus", ["32"]),
+            changes.get("classifier", "recurrent"),
+            changes.get("first_view", "glance"),
+            changes.get("policy", {}).get("kind", "learnt"),
+        ]
+    ),
 )
 def test_one_view_of_any_kind_fits(
     small_bundle: Callable[..., Bundle], tmp_path: Path, changes: dict[str, Any]
@@ -100,6 +115,7 @@ def test_it_is_not_for_other_scores_temperatures_and_several_views(
     assert not fits_one_graph(replace(exported_bundle, score="entropy"))
     assert not fits_one_graph(replace(exported_bundle, temperatures=(1.0, 2.0, 1.0)))
     assert not fits_one_graph(small_bundle(focus=("32", "48")))
+    assert not fits_one_graph(small_bundle(first_view="random"))
 
 
 def test_pictures_that_keep_another_size_than_the_views_are_not_for_it(
@@ -121,7 +137,7 @@ def test_one_that_answers_otherwise_is_refused(
     for graph in manifest["graphs"]:
         (tmp_path / graph["file"]).write_bytes((onnx_folder / graph["file"]).read_bytes())
     upside_down = resize_matrix(exported_bundle.settings.view.height_px, 32, "antialias")[::-1]
-    monkeypatch.setattr(looks_graph, "resize_matrix", lambda side, px, resize: upside_down)
+    monkeypatch.setattr(composing, "resize_matrix", lambda side, px, resize: upside_down)
     with pytest.raises(BadExport, match=r"do not answer as .* \(looks.onnx\). The first: image \d+ is class"):
         write_looks_graph(exported_bundle, manifest["graphs"], tmp_path, made_up(exported_bundle.settings))
 

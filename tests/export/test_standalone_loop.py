@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.cli.predict_output import answers_of
 from glancefocus.errors import BadBudget, BadExport, BadSetting
 from glancefocus.export.compare import Tally, compare, made_up, refuse_differences, rounding_decides, ways_of_looking
 from glancefocus.export.contents import FORMATS, check_exportable, describe
@@ -30,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the whole image": {"focus": ("whole@48",), "policy": PLACE},
     "a cascade of resolutions": {"focus": ("whole@48", "whole@64"), "classifier": "summed"},
     "views of every kind": {"focus": VIEWS, "policy": PLACE},
+    "views of every kind, place for the classifier": {"focus": VIEWS, "classifier_place": True},
     "views of every kind, cascaded": {"focus": VIEWS, "classifier": "cascaded", "first_answer": "own_head"},
     "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
     "views of every kind, large pictures": {
@@ -39,6 +40,20 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "views of clips": {"focus": ("0.5@48", "whole@64"), "frames": 2, "shift_div": 4, "policy": PLACE},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
+    "without a glance": {"first_view": "centre", "policy": PLACE},
+    "at drawn places": {"first_view": "random", "policy": {**PLACE, "kind": "random"}},
+    "at drawn places, place for the classifier": {
+        "first_view": "random",
+        "classifier_place": True,
+        "policy": {**PLACE, "kind": "random"},
+    },
+    "clips at drawn places": {
+        "first_view": "random",
+        "policy": {**PLACE, "kind": "random"},
+        "frames": 2,
+        "shift_div": 4,
+    },
+    "centre and corners": {"policy": {**PLACE, "kind": "centre_corner"}},
     "large pictures": {"view": {"fit": "whole", "height_px": 80, "width_px": 100}},
 }
 

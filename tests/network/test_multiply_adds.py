@@ -10,7 +10,7 @@ from torch import nn
 from glancefocus.network.build import count_parameters
 from glancefocus.network.macs import count_costs, count_macs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.presets import network_settings
+from glancefocus.network.presets import PRESETS, network_settings
 
 
 def test_a_convolution_by_closed_form() -> None:
@@ -108,3 +108,7 @@ def test_the_plain_backbone_is_counted_on_the_whole_image(small_net: Callable[..
 def test_parameters_are_counted_once_each(shared: bool, small_net: Callable[..., GlanceFocus]) -> None:
     net = small_net(shared_encoder=shared)
     assert count_parameters(net.settings) == sum(p.numel() for p in net.parameters())
+
+
+def test_the_preset_for_roads_costs_what_the_paper_says() -> None:
+    assert count_costs(PRESETS["gf-resnet18-192-roads"].settings).backbone_macs == pytest.approx(44.7e9, rel=0.01)

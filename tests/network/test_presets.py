@@ -144,3 +144,13 @@ def test_a_change_that_cannot_work_says_why(changes: dict[str, Any], sentence: s
 def test_a_backbone_belongs_to_its_family_with_the_weights_of_either_framework(backbone: str) -> None:
     settings = network_settings(backbone=backbone, classes=10, glance_px=96, focus=("96",))
     assert (settings.looks, settings.classifier, settings.first_answer) == (3, "cascaded", "own_head")
+
+
+def test_dropout_is_that_of_the_released_code() -> None:
+    options = {name: PRESETS[name].settings.backbone_options for name in PAPERS_NAMES}
+    light = {"drop_rate": 0.2, "drop_path_rate": 0.2}
+    efficient = {"drop_rate": 0.3, "drop_path_rate": 0.2}
+    for name, found in options.items():
+        expected = light if "mobilenet" in name else efficient if "efficientnet" in name else {}
+        assert found == expected, name
+    assert network_settings(backbone="mobilenetv3_large_100").backbone_options == {}

@@ -24,6 +24,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "views of every kind, summed": {"focus": VIEWS, "classifier": "summed", "policy": PLACE},
     "place, one view": {"policy": PLACE},
+    "place for the classifier": {"focus": VIEWS, "classifier_place": True, "policy": PLACE},
+    "without a glance": {"first_view": "centre", "policy": PLACE},
+    "at drawn places": {"first_view": "random", "policy": {"units": 16, "conv_channels": 4, "kind": "random"}},
+    "drawn first places, place for the classifier": {"first_view": "random", "classifier_place": True, "policy": PLACE},
     "clips": {"frames": 2, "shift_div": 4, "classifier": "cascaded", "first_answer": "own_head"},
 }
 

@@ -1,6 +1,5 @@
 """Each stage changes exactly the parts that it should, by the loss that the paper writes."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,8 +67,7 @@ def test_mistaken_glances_change_the_memory_of_the_classifier_only(make_context:
     scene = ImageBatch(images)
 
     def mistaken_look() -> Look:
-        remember = functools.partial(net.classifier.remember, memory=None)
-        return MistakenGlances(net, remember, 0.2, torch.Generator().manual_seed(3)).glance(scene)
+        return MistakenGlances(net, net.remember_again, 0.2, torch.Generator().manual_seed(3)).glance(scene)
 
     right, wrong, again = net.glance(scene), mistaken_look(), mistaken_look()
     assert torch.equal(wrong.memory, again.memory)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import glancefocus
-from glancefocus.bundle import files, predicting
-from glancefocus.bundle.predicting import Viewed
+from glancefocus.bundle import files, predicting, viewing
 from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
+from glancefocus.bundle.viewing import ReadAhead, Viewed
+from glancefocus.costs import Costs
 from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
@@ -27,7 +28,8 @@ from glancefocus.network.build import build, load_exactly
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Costs, Outcome
+from glancefocus.outcome import Outcome
+from glancefocus.progress import Progress
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
 from glancefocus.settings import NetworkSettings, to_plain
 from glancefocus.stream import FULL_BATCH, refuse_deadline
@@ -48,6 +50,7 @@ class Bundle:
     temperatures  one for each look, by which its logits are divided; None: the network was not calibrated
     latencies   milliseconds of the looks on every device that was measured
     split       which files trained the network and which were held out; None if unknown, as for imported checkpoints
+    elsewhere   milliseconds from another device, used instead of those measured here; not stored
     """
 
     net: GlanceFocus
@@ -60,6 +63,7 @@ class Bundle:
     temperatures: tuple[float, ...] | None = None
     latencies: list[Latency] = field(default_factory=list)
     split: SplitRecord | None = None
+    elsewhere: Latency | None = None
 
     def __post_init__(self) -> None:
         settings = self.net.settings
@@ -134,7 +138,7 @@ class Bundle:
         """Hash of everything that answers depend on: weights, settings, temperatures, and light weights if they are used."""
         light = [self.runtime] if self.net.light_weights else []
         tensors = [value for named in sorted(self._tensors().items()) for value in named]
-        return fingerprint([to_plain(self.settings), self.temperatures, *light], *tensors)
+        return fingerprint([self.settings.to_hash(), self.temperatures, *light], *tensors)
 
     def calibration(self) -> ExitRule:
         """The rule that takes every look and divides the logits by the bundle's temperatures."""
@@ -160,7 +164,9 @@ class Bundle:
         )
 
     def latency_here(self) -> Latency | None:
-        """The milliseconds measured on this device, in this runtime, with the current number of threads; None: not measured."""
+        """The milliseconds measured on this device, in this runtime, and threads, or `elsewhere`; None: not measured."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         here = device_name(self.device), torch.get_num_threads(), self.runtime
         own = [latency for latency in self.latencies if (latency.device, latency.threads, latency.runtime) == here]
         return own[-1] if own else None
@@ -194,8 +200,8 @@ class Bundle:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
-        sources = predicting.listed(pictures, self.settings.frames)
-        viewed = map(partial(predicting.viewed, self), sources)
+        sources = viewing.listed(pictures, self.settings.frames)
+        viewed = ReadAhead(sources, self.view)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
             batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
@@ -233,7 +239,7 @@ class Bundle:
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = map(partial(predicting.arrived, self), pictures)  # a generator would keep the last picture in memory
+        viewed = map(partial(viewing.arrived, self.view), pictures)  # a generator would keep the last picture in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -244,32 +250,35 @@ class Bundle:
 
     def predict_images(self, images: Sequence[Tensor], rule: ExitRule, batch_size: int = 32) -> Outcome:
         """As predict, for images that are resized and normalised already; rule: see exit_rule."""
-        batch_size = checked(BatchSize, batch_size, "batch_size")
-        return predicting.joined(
-            predicting.run_apart(self, predicting.cut([Viewed(image) for image in images], batch_size), rule)
-        )
+        batches = predicting.cut([Viewed(image) for image in images], checked(BatchSize, batch_size, "batch_size"))
+        return predicting.joined(predicting.run_apart(self, batches, rule))
 
-    def view(self, picture: Picture, *, max_pixels: int | None = None, keep_pictures: bool = False) -> Viewed:
+    def view(
+        self,
+        picture: Picture,
+        *,
+        max_pixels: int | None = None,
+        keep_pictures: bool = False,
+        progress: Progress | None = None,
+    ) -> Viewed:
         """Read a picture or clip as the network looks at it; predict and predict_stream take the result. Raises BadImage.
 
         max_pixels     refuse a picture with more pixels than this; None: the usual limit
         keep_pictures  keep the picture, or some frames of a clip, to draw on
+        progress       reports the making of tiles, for a picture that is too large to be decoded whole
         """
-        return predicting.view(picture, self.settings, max_pixels, keep_pictures)
+        return viewing.view(picture, self.settings, viewing.Reading(max_pixels, keep_pictures, progress))
 
     @property
     def least_px(self) -> int:
         """Side of the largest patch; smaller pictures are upscaled until it fits."""
-        return predicting.least_px(self.settings)
+        return viewing.least_px(self.settings)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""
         folder = Path(folder)
-        if (
-            folder.exists()
-            and not (folder / files.SETTINGS_FILE).exists()
-            and (folder.is_file() or any(folder.iterdir()))
-        ):
+        foreign = folder.exists() and not (folder / files.SETTINGS_FILE).exists()
+        if foreign and (folder.is_file() or any(folder.iterdir())):
             raise BadBundle(f"{folder} exists and is not a bundle; it was left as it is. Choose another place.")
         try:
             files.replace_bundle(folder.absolute(), self._tensors(), self._texts(), self.split)
@@ -295,10 +304,8 @@ class Bundle:
 
     def _texts(self) -> dict[str, str]:
         """{file: content} of all text files."""
-        return {
-            files.CARD_FILE: model_card(self.settings, self.classes, self.costs, self.notes, self.curve),
-            files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n",
-        }
+        card = model_card(self.settings, self.classes, self.costs, self.notes, self.curve)
+        return {files.CARD_FILE: card, files.SETTINGS_FILE: json.dumps(self._plain(), indent=1, allow_nan=False) + "\n"}
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -316,11 +323,9 @@ class Bundle:
         }
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self.net.state_dict().items()
-            if not (self.settings.shared_encoder and name.startswith("focus_encoder."))
-        }
+        """Everything that is stored; weights that encoders share are stored once."""
+        tensors, repeated = self.net.state_dict(), self.net.repeated_tensors()
+        return {name: each.detach().cpu().contiguous() for name, each in tensors.items() if name not in repeated}
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
@@ -333,7 +338,8 @@ class Bundle:
         tensors = files.read_weights(folder, settings)
         try:
             net = build(settings)
-            load_exactly(net, tensors, "network", str(folder / files.WEIGHTS_FILE))
+            shared = {name: tensors[first] for name, first in net.repeated_tensors().items() if first in tensors}
+            load_exactly(net, {**tensors, **shared}, "network", str(folder / files.WEIGHTS_FILE))
         except BadSetting as error:
             raise BadBundle(f"{file} does not describe a network: {error}") from None
         except BadCheckpoint as error:
@@ -373,10 +379,8 @@ def load(
         bundle = Bundle.load(path)
     else:
         bundle = _from_official(path, model, patch_px, looks)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     bundle.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    bundle.to(device)
+    bundle.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if threads is not None:
         set_threads(threads)
     return bundle if runtime is None else bundle.use(runtime, batch=batch, light_weights=light_weights)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import safetensors.torch
 from torch import Tensor
 
+from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS, Costs
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
@@ -17,9 +18,18 @@ from glancefocus.files import replace_folder, write_file, write_text
 from glancefocus.loop import frozen, read_thresholds
 from glancefocus.machine import available_bytes, read_file
 from glancefocus.network.build import MOST_HEADER_BYTES, loading_bytes, read_safetensors, weight_bytes
-from glancefocus.outcome import MOST_CANDIDATES, MOST_LOOKS, Costs
 from glancefocus.settings import NetworkSettings, from_plain
-from glancefocus.values import LONGEST_CLASS_NAME, Fields, list_of, number_of, one_line, read_json, text_of, whole_of
+from glancefocus.values import (
+    LONGEST_CLASS_NAME,
+    Fields,
+    list_of,
+    number_of,
+    one_line,
+    read_json,
+    shown,
+    text_of,
+    whole_of,
+)
 
 FORMAT = 1
 SETTINGS_FILE, WEIGHTS_FILE, CARD_FILE = "bundle.json", "model.safetensors", "README.md"
@@ -116,6 +126,28 @@ def read_latency(plain: Any, where: str) -> Latency:
     )
 
 
+def read_latency_file(file: Path, settings: NetworkSettings) -> Latency:
+    """Milliseconds that were measured elsewhere, such as on a phone, for a network with these settings. See docs/budgets.md."""
+    try:
+        plain = read_json(file, MAX_SETTINGS_BYTES)
+    except FileNotFoundError:
+        raise BadSetting(f"there is no file {file}. Check the path.") from None
+    except OSError as error:
+        raise BadSetting(f"{file} cannot be read: {error.strerror or error}. Check the path.") from None
+    except BadSetting as error:
+        raise BadSetting(f"{file} is not a file of latencies: {error}") from None
+    if not isinstance(plain, dict):
+        raise BadSetting(f"{file} must hold an object with device, glance_ms and focus_ms, but holds {shown(plain)}.")
+    latency = read_latency({"threads": 1, "batch_size": 1, **plain}, str(file))
+    rows, views = settings.looks - 1, len(settings.candidates)
+    if [len(row) for row in latency.focus_ms] != [views] * rows:
+        raise BadSetting(
+            f"{file} must have focus_ms for {rows} focus looks with {views} candidate view{'s' if views > 1 else ''} each, such as "
+            f"{[[12.5] * views] * rows}, but got {[list(row) for row in latency.focus_ms]}."
+        )
+    return latency
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """The content of the settings file of a bundle; only its form is checked."""
     file = folder / SETTINGS_FILE
@@ -154,7 +186,7 @@ def read_network(plain: dict[str, Any], file: Path) -> NetworkSettings:
 
 
 def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
-    """The weights of the bundle in a folder; a shared encoder is stored only once."""
+    """The weights of the bundle in a folder, as they are stored: those that encoders share only once."""
     file = folder / WEIGHTS_FILE
     try:
         if file.stat().st_size > (most := _ROOM * weight_bytes(settings) + MOST_HEADER_BYTES):
@@ -167,9 +199,6 @@ def read_weights(folder: Path, settings: NetworkSettings) -> dict[str, Tensor]:
     except Exception as error:  # damaged bytes make the reader fail in many ways
         reason = getattr(error, "strerror", None) or one_line(str(error), 200) or type(error).__name__
         raise BadBundle(f"{file} is damaged ({reason}). Copy or export the bundle again.") from None
-    if settings.shared_encoder:
-        shared = {n: t for n, t in tensors.items() if n.startswith("glance_encoder.")}
-        tensors |= {n.replace("glance_encoder.", "focus_encoder.", 1): t for n, t in shared.items()}
     return tensors
 
 

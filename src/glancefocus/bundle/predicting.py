@@ -1,160 +1,32 @@
-"""How a bundle predicts: reads pictures, puts them into batches that fit into memory, runs the loop, and chooses when to stop."""
+"""How a bundle predicts: puts pictures into batches that fit into memory, runs the loop, and chooses when to stop."""
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.clips import check_frames, frame_indexes, read_clip, view_clip_array
-from glancefocus.data.images import MAX_PIXELS, Picture, as_rgb, normalise_small, read_picture, view_array, view_pixels
-from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
+from glancefocus.bundle.viewing import Viewed
+from glancefocus.data.file_scene import FileImage, FileScene
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
 from glancefocus.look import Scene, as_scene
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
-from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
+from glancefocus.machine import batch_bytes, check_threads
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
-from glancefocus.settings import NetworkSettings
 from glancefocus.stream import look_at_stream, without_gradients
 from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
 
-FRAMES_DRAWN = 4
-"""Number of frames of a clip that are kept to draw on, as in the paper's figure."""
 HELD_BATCHES = 4
 """Pooled images take at most the memory of this many batches; then all of them are finished before the next one is read."""
-_LONGEST_DRAWN_PX = (
-    960  # longest side of a frame to draw on: full-size frames of a batch of clips would not fit into memory
-)
-_PILLOW_BYTES = 4  # memory of one RGB pixel in Pillow
-
-
-IN_PLACE = Placement()
-"""The image is the whole picture, in its own size."""
-
-
-@dataclass(frozen=True)
-class Viewed:
-    """A picture or clip that was read and resized for the network.
-
-    image          (3, H, W), or (frames, 3, H, W) for a clip; normalised, or still uint8 if it is large
-    placement      where the image lies in the picture
-    notes          what is unusual about the file, such as "upscaled from 20x9 px"
-    pictures       the picture, or some frames of the clip, to draw on; empty unless they were asked for
-    picture_scale  size of these pictures divided by the size of the original
-    """
-
-    image: Tensor
-    placement: Placement = IN_PLACE
-    notes: tuple[str, ...] = ()
-    pictures: tuple[Image.Image, ...] = ()
-    picture_scale: float = 1.0
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory that the image and the pictures take."""
-        return self.image.nbytes + sum(_PILLOW_BYTES * one.width * one.height for one in self.pictures)
-
-
-def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int) -> list[Picture | Viewed]:
-    """One picture, several of them, or a tensor with one more dimension in front, as a list."""
-    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
-        return list(pictures)
-    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray, Viewed)):
-        return [pictures]
-    return list(pictures)
-
-
-def least_px(settings: NetworkSettings) -> int:
-    """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
-    extents = [view.extent for view in settings.candidates if isinstance(view.extent, int)]
-    return max(extents, default=1) if settings.looks > 1 else 1
-
-
-def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
-    """Read a picture or clip; see Bundle.view."""
-    check_threads()
-    name = str(source) if isinstance(source, (str, Path)) else "the picture" if settings.frames == 1 else "the clip"
-    try:
-        if settings.frames == 1:
-            return _view_picture(source, settings, max_pixels, keep_pictures)
-        if isinstance(source, (str, Path, bytes)):
-            return _view_clip(source, name, settings, max_pixels, keep_pictures)
-        image, placement = view_clip_array(source, settings.frames, settings.view, least_px(settings))
-        return Viewed(image, placement, _noted(placement))
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
-
-
-def viewed(bundle: "Bundle", picture: Picture | Viewed) -> Viewed:
-    """The picture, read unless it was read before."""
-    return picture if isinstance(picture, Viewed) else bundle.view(picture)
-
-
-def arrived(bundle: "Bundle", picture: Picture | Viewed | None) -> Viewed | None:
-    """The same for a stream, in which None means that no picture has arrived."""
-    return None if picture is None else viewed(bundle, picture)
-
-
-def _view_picture(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:
-    if isinstance(source, (str, Path, bytes)):
-        picture = read_picture(source, max_pixels=max_pixels or MAX_PIXELS)
-    elif isinstance(source, Image.Image):
-        picture = as_rgb(source)
-    else:
-        image, placement = view_array(source, settings.view, least_px(settings))
-        return Viewed(image, placement, _noted(placement))
-    pixels, placement = view_pixels(picture, settings.view, least_px(settings))
-    image = normalise_small(pixels, settings.view)
-    return Viewed(image, placement, _noted(placement), (picture,) if keep_pictures else ())
-
-
-def _view_clip(
-    source: str | Path | bytes, name: str, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool
-) -> Viewed:
-    placements: list[Placement] = []
-    scale = 1.0
-
-    def keep(picture: Image.Image) -> tuple[Tensor, Image.Image | None]:
-        nonlocal scale
-        pixels, placement = view_pixels(picture, settings.view, least_px(settings))
-        image = normalise_small(pixels, settings.view)
-        if not placements:
-            check_frames(image, settings.frames, name)
-            scale = min(1.0, _LONGEST_DRAWN_PX / max(picture.size))
-        placements.append(placement)
-        return image, _scaled(picture, scale) if keep_pictures else None
-
-    clip = read_clip(source, settings.frames, keep, limits=Limits(pixels=max_pixels or MAX_FRAME_PIXELS))
-    drawn = [clip.frames[number][1] for number in frame_indexes(settings.frames, FRAMES_DRAWN)]
-    return Viewed(
-        torch.stack([image for image, _ in clip.frames]),
-        placements[0],
-        (*clip.notes, *_noted(placements[0])),
-        tuple(picture for picture in drawn if picture is not None),
-        scale,
-    )
-
-
-def _noted(placement: Placement) -> tuple[str, ...]:
-    return (placement.note,) if placement.note else ()
-
-
-def _scaled(picture: Image.Image, scale: float) -> Image.Image:
-    return picture if scale == 1 else picture.resize((round(picture.width * scale), round(picture.height * scale)))
 
 
 def in_batches(items: Iterable[Viewed | None], batch_size: int) -> Iterator[list[Viewed] | None]:
@@ -193,7 +65,10 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
     parts = list(outcomes)
     if not parts:
         raise BadImage("there are no pictures to look at.")
-    return parts[0] if len(parts) == 1 else Outcome.join(parts)
+    outcome = parts[0] if len(parts) == 1 else Outcome.join(parts)
+    for problem in filter(None, outcome.problems):
+        raise BadImage(problem)
+    return outcome
 
 
 def shared_time(ends_at: float, batches: int) -> Callable[[], float]:
@@ -225,8 +100,8 @@ def run_apart(
             if ends_at is not None:
                 rule = replace(rule, deadline=Deadline(time.perf_counter, time.perf_counter(), ends_at()))
             with torch.inference_mode():
-                outcome = look_until_sure(bundle.net, _scene(bundle, batch), rule)
-            yield _described(outcome, bundle, rule, _facts(batch))
+                outcome = look_until_sure(bundle.net, scene_of(bundle, batch), rule)
+            yield described(outcome, bundle, rule, facts_of(batch))
         del batch  # so that its images are not in memory any more when the next ones are read
 
 
@@ -240,15 +115,15 @@ def run_pooled(
     """The same, but undecided images of several batches take their next look together, so that batches stay full."""
     batches, end = iter(batches), object()
     most_bytes = HELD_BATCHES * batch_bytes()
-    begun: deque[_Facts] = deque()
+    begun: deque[Facts] = deque()
 
     def scenes(batch: Any) -> Iterator[Scene | None]:
         held = 0
         while batch is not end:
             if batch:
-                begun.append(_facts(batch))
+                begun.append(facts_of(batch))
                 held += sum(one.held_bytes for one in batch)
-            scene = _scene(bundle, batch) if batch else None
+            scene = scene_of(bundle, batch) if batch else None
             del batch
             yield scene
             del scene  # so that images which stopped are not in memory any more when the next ones are read
@@ -258,7 +133,7 @@ def run_pooled(
         outcomes = look_at_stream(bundle.net, scenes(first), rule, full_batch=full_batch, wait_ms=wait_ms)
         del first
         for outcome in without_gradients(outcomes):
-            yield _described(outcome, bundle, rule, begun.popleft())
+            yield described(outcome, bundle, rule, begun.popleft())
 
 
 def can_stop_early(rule: ExitRule) -> bool:
@@ -267,26 +142,31 @@ def can_stop_early(rule: ExitRule) -> bool:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class Facts:
     """What an outcome reports about the images of its batch."""
 
     placements: tuple[Placement, ...]
     notes: tuple[tuple[str, ...], ...]
     image_px: Tensor
+    files: tuple[FileImage | None, ...]
 
 
-def _facts(batch: Sequence[Viewed]) -> _Facts:
+def facts_of(batch: Sequence[Viewed]) -> Facts:
     notes = tuple(one.notes for one in batch)
     sizes = torch.tensor([one.image.shape[-2:] for one in batch])
-    return _Facts(tuple(one.placement for one in batch), notes if any(notes) else (), sizes)
+    files = tuple(one.image if isinstance(one.image, FileImage) else None for one in batch)
+    return Facts(tuple(one.placement for one in batch), notes if any(notes) else (), sizes, files)
 
 
-def _scene(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
+def scene_of(bundle: "Bundle", batch: Sequence[Viewed]) -> Scene:
     check_threads()
-    return as_scene([one.image.to(bundle.device) for one in batch], bundle.settings.view)
+    images, view = [one.image.to(bundle.device) for one in batch], bundle.settings.view
+    if any(isinstance(image, FileImage) for image in images):
+        return FileScene(tuple(images), view)
+    return as_scene([image for image in images if isinstance(image, Tensor)], view)
 
 
-def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts) -> Outcome:
+def described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: Facts) -> Outcome:
     """The outcome with class names, costs, thresholds and what is known about its images; NaN in the answers is refused."""
     if not bool(outcome.logits.isfinite().all()):
         raise BadBundle(
@@ -299,9 +179,11 @@ def _described(outcome: Outcome, bundle: "Bundle", rule: ExitRule, facts: _Facts
         thresholds=tuple(rule.threshold(look) for look in range(1, rule.looks + 1)),
         score=rule.score.name,
         notes=facts.notes,
+        problems=tuple("" if one is None else next(iter(one.problems), "") for one in facts.files),
         placements=facts.placements,
         image_px=facts.image_px,
         views=bundle.net.candidates,
+        first_view=bundle.settings.glance_view,
     )
 
 
@@ -352,6 +234,10 @@ def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
         names = ", ".join(view.name for view in views)
         raise BadSetting(f"a network with patches of {names} px needs {each} for each look.")
     score = score_named(bundle.score, torch.Generator().manual_seed(0))
+    if score.needs_aim and bundle.settings.policy.kind != "learnt":
+        raise BadSetting(
+            f"the score {score.name!r} needs a learnt policy, and this one is a rule. Use confidence or entropy."
+        )
     if len(views) > 1:
         return CandidateRule(thresholds, score, bundle.temperatures, candidates=len(views))
     return ExitRule(thresholds, score, bundle.temperatures)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from glancefocus.bundle.files import MAX_SETTINGS_BYTES, PREFIX, SETTINGS_FILE, WEIGHTS_FILE, is_hub_name
+from glancefocus.costs import Costs
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES
 from glancefocus.errors import BadBundle, BadSetting
@@ -20,7 +21,6 @@ from glancefocus.exits.curve import Point
 from glancefocus.exits.record import view_words
 from glancefocus.files import cache_folder, replace_folder, write_text
 from glancefocus.network.backbones import hub_id
-from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
 from glancefocus.values import markdown, one_line
 
@@ -320,7 +320,7 @@ def model_card(
         "",
         f"# {one_line(settings.backbone)}, up to {settings.looks} looks",
         "",
-        f"A glance-and-focus classifier: a glance at {settings.glance_px} px, then up to {settings.looks - 1} looks at "
+        f"A glance-and-focus classifier: {settings.first_words}, then up to {settings.looks - 1} looks at "
         f"{view_words(settings.focus)}, stopping once the score is above the threshold of a look.",
         "",
         "    gf predict THIS_FOLDER picture.jpg",

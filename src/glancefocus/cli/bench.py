@@ -14,16 +14,17 @@ from rich.text import Text
 from glancefocus.cli.main import Display, Flag, Json, SplitName, command_options, display, output, words_of
 from glancefocus.cli.printing import notice, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
+from glancefocus.machine import usable_device
 from glancefocus.values import BatchSize, MultiplyAdds, Rounds, Share, Threads
 
 if TYPE_CHECKING:
     import torch
 
     from glancefocus.bundle.bundle import Bundle
+    from glancefocus.costs import Costs
     from glancefocus.evaluation.wall_clock import Subject, Timing
     from glancefocus.exits.curve import Point
     from glancefocus.network.model import GlanceFocus
-    from glancefocus.outcome import Costs
 
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)
@@ -89,6 +90,11 @@ class BenchOptions:
     everything: Annotated[Flag, Parameter(name="--all")] = False
     """Measure everything: all installed runtimes (compile only on a GPU), with and without light weights, batches of 1, 64 and
     128, and 7 rounds."""
+    device: str | None = None
+    """Where to compute, such as cpu or cuda:1. Default: the first GPU, or the CPU if there is none."""
+    whole_split: Flag = False
+    """With data: images per second over all images of the split, in batches of 128 (or --batch), with the time of reading left
+    out, as in the paper's table."""
     split: SplitName | None = None
     """With data: the images to measure on: train, val, test or all. Default: as for `gf evaluate`. Other images, or one half of
     these, are used to choose the thresholds."""
@@ -97,6 +103,10 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.exits is not None and self.budget_macs is not None:
             raise BadSetting("give the shares that stop after each look (--exits), or a --budget-macs, not both.")
+        if self.whole_split and self.data is None:
+            raise BadSetting("--whole-split measures all images of a data set. Name the data.")
+        if self.whole_split and (len(self.batch or [1]) > 1 or len(self.runtimes or [""]) > 1):
+            raise BadSetting("--whole-split measures one runtime with one batch size. Name one of each.")
 
     @property
     def runtimes(self) -> list[str] | None:
@@ -120,6 +130,9 @@ def bench_network(options: BenchOptions) -> None:
     if not batches:
         raise BadSetting("there is nothing to measure: --batch is empty. Give at least one batch size.")
     most_images = max(map(images_needed, batches))
+    if options.whole_split:
+        _bench_whole_split(network, options)
+        return
     with progress_bars(quiet=as_json) as progress:
         if network.exists():
             subject = bundle_subject(network, options, most_images, progress)
@@ -212,7 +225,7 @@ def preset_subject(options: BenchOptions, most_images: int) -> "Subject":
     for assignment in options.setting or ():
         assign(changes, assignment)
     generator = torch.Generator().manual_seed(0)
-    net = make_up_weights(create(name, seed=0, **changes), generator)
+    net = make_up_weights(create(name, seed=0, **changes), generator).to(usable_device(options.device))
     return _forced(net, count_costs(net.settings), None, options, most_images, generator)
 
 
@@ -229,7 +242,7 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
         raise BadSetting(
             "--set and --light-policy would change a network that is trained already; they are for presets. Leave them out."
         )
-    bundle = load(folder)
+    bundle = load(folder, device=usable_device(options.device))
     if options.data is None:
         if options.split is not None:
             raise BadSetting(f"--split {options.split} needs data. Name the data, or leave --split out.")
@@ -259,6 +272,43 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
         backbone_accuracy=found.backbone_accuracy,
         measured_on=found.measured_on,
         chosen_on=found.chosen_on,
+    )
+
+
+def _bench_whole_split(folder: Path, options: BenchOptions) -> None:
+    """Print images per second over a whole split."""
+    from glancefocus.bundle.bundle import load
+    from glancefocus.evaluation.choosing import at_backbone_accuracy
+    from glancefocus.evaluation.records import Records, looks_folder
+    from glancefocus.evaluation.throughput import whole_split
+    from glancefocus.machine import device_name
+    from glancefocus.runtime.choose import open_backbone, open_runtime
+
+    if not folder.exists():
+        raise BadSetting(f"--whole-split needs a trained network, and there is no bundle at {folder}. Check the path.")
+    bundle, runtime = load(folder, device=usable_device(options.device)), (options.runtimes or ["eager"])[0]
+    backbone = _backbone_of(bundle, folder, options.backbone)
+    with progress_bars(quiet=options.json) as progress:
+        records = Records(bundle, str(options.data), looks_folder(folder), progress=progress)
+        found = at_backbone_accuracy(records, backbone, 1, split=options.split)
+        measured = whole_split(
+            open_runtime(bundle.net, runtime),
+            open_backbone(backbone, runtime),
+            bundle.exit_rule(thresholds=found.thresholds),
+            bundle.costs,
+            records.split(records.to_measure(options.split)),
+            batch=options.batch[0] if options.batch else 128,
+            device=f"{device_name(bundle.device)}, {runtime}",
+            progress=lambda done, images: progress("measuring", done, images),
+        )
+    if options.json:
+        print(json.dumps(measured.to_plain(), indent=1, allow_nan=False))
+        return
+    print_line(
+        f"{measured.images:,} images in batches of {measured.batch} on {measured.device}, without reading: glancefocus "
+        f"{measured.glancefocus_per_second:,.0f} images per second ({100 * measured.accuracy:.1f} %), its backbone "
+        f"{measured.backbone_per_second:,.0f} ({100 * measured.backbone_accuracy:.1f} %): {measured.time_ratio:.2f} times as many, "
+        f"with {measured.mac_ratio:.2f} times fewer multiply-adds"
     )
 
 

@@ -20,7 +20,7 @@ from glancefocus.cli.main import (
 )
 from glancefocus.cli.printing import cell, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.values import BadFiles, BatchSize, Milliseconds, MultiplyAdds, Workers
+from glancefocus.values import BadFiles, BatchSize, Count, Milliseconds, MultiplyAdds, Workers
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -55,10 +55,17 @@ class BudgetOptions:
     """The score that is compared with the thresholds; images stop above them. confidence: the largest class probability. entropy:
     1 for a certain answer, 0 for equal probabilities. value: from the critic of the policy, high where another look promises
     little. random: a baseline. Default: the score stored in the bundle."""
+    latency_file: Path | None = None
+    """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
+    glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
+    batch_size, runtime."""
     on: Literal["held-out", "train"] = "held-out"
     """Which images of DATA choose the thresholds. held-out: images that the network was not trained on (see --split). train: the
     training images, as in the released code of the paper; answers to these are more confident than answers to new images, so new
     images cost more than the thresholds assume. The result is measured on held-out images, if there are any."""
+    train_images: Count | None = None
+    """With --on train: choose the thresholds on this many training images, augmented at random as in training. The released code of
+    the paper uses 200000. Default: every training image once, as it is seen in evaluation."""
     split: SplitName | None = None
     """With --on held-out: the split used to choose the thresholds. The result is then measured on other held-out images; if there
     are none, by cross-validation on the same images. Images that were used to train the network are recognised by their content
@@ -87,6 +94,9 @@ class BudgetOptions:
                 "give the cost that an answer may have: --macs 2e8, or --ms 12, or --curve for all budgets; exactly one of them."
             )
 
+        if self.train_images is not None and self.on != "train":
+            raise BadSetting("--train-images is for --on train. Add it, or leave --train-images out.")
+
     @property
     def unit(self) -> Literal["macs", "ms"]:
         return "macs" if self.ms is None else "ms"
@@ -111,6 +121,7 @@ def budget(options: BudgetOptions) -> None:
     Example: gf budget runs/signs/bundle signs --macs 9e6
     """
     from glancefocus.bundle.bundle import load
+    from glancefocus.bundle.files import read_latency_file
     from glancefocus.bundle.sharing import local_folder, refuse_writing
     from glancefocus.evaluation.choosing import choose_images, within_budget
     from glancefocus.evaluation.latency import measure_latency
@@ -130,6 +141,8 @@ def budget(options: BudgetOptions) -> None:
         light_weights=options.light_weights,
     )
     _refuse_early(bundle, options)
+    if options.latency_file is not None:
+        bundle.elsewhere = read_latency_file(options.latency_file, bundle.settings)
     if options.score is not None:
         bundle.score = options.score
         # Refuses a score that does not work with several candidate views.
@@ -142,13 +155,14 @@ def budget(options: BudgetOptions) -> None:
             workers=options.workers,
             max_bad_files=options.max_bad_files,
             progress=progress,
+            train_images=options.train_images,
         )
         if options.calibrate:
             bundle.temperatures = _temperatures(records, options)
         choice = choose_images(records, options.on, split=options.split, in_halves=options.calibrate)
         remarks = records.remarks(choice.split)
         print_remarks(records.bad_files, remarks)
-        if options.ms is not None:
+        if options.ms is not None and bundle.elsewhere is None:
             keep = [latency for latency in bundle.latencies if latency != bundle.latency_here()]
             bundle.latencies = [*keep, measure_latency(bundle, batch_size=options.batch_size)]
         choosing, measuring = _tables(bundle, choice, options.unit)

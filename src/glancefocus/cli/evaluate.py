@@ -45,6 +45,10 @@ class EvaluateOptions:
     all."""
     latency: bool = True
     """Also measure milliseconds, on this device in this runtime."""
+    latency_file: Path | None = None
+    """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
+    glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
+    batch_size, runtime."""
     batch_size: BatchSize = 1
     """Number of images processed together when milliseconds are measured."""
     runtime: Runtime = None
@@ -68,6 +72,7 @@ def evaluate(options: EvaluateOptions) -> None:
     Example: gf evaluate runs/signs/bundle signs -o report
     """
     from glancefocus.bundle.bundle import load
+    from glancefocus.bundle.files import read_latency_file
     from glancefocus.bundle.sharing import local_folder
     from glancefocus.evaluation.assess import assess, look_table
     from glancefocus.evaluation.every_look import noted_aims
@@ -84,6 +89,8 @@ def evaluate(options: EvaluateOptions) -> None:
         batch=options.batch_size,
         light_weights=options.light_weights,
     )
+    if options.latency_file is not None:
+        bundle.elsewhere = read_latency_file(options.latency_file, bundle.settings)
     with progress_bars(quiet=options.json) as progress:
         records = Records(
             bundle,

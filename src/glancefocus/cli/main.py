@@ -49,10 +49,13 @@ VERBS = {
     "evaluate": "evaluate:evaluate",
     "budget": "budget:budget",
     "predict": "predict:predict",
+    "serve": "serve:serve",
+    "tile": "tile:tile",
     "bench": "bench:bench_network",
     "export": "export:export",
     "import": "models:import_checkpoint",
     "models": "models:models",
+    "study": "study:study",
 }
 
 app = cyclopts.App(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from glancefocus.bundle.answers import Answer, answers_of
 from glancefocus.cli.main import (
     BundleName,
     Display,
@@ -27,23 +28,24 @@ from glancefocus.cli.main import (
     display,
 )
 from glancefocus.cli.predict_output import (
-    Answer,
+    Drawn,
     LineOutput,
     Output,
     Summary,
     TableOutput,
-    answers_of,
+    bars_when_needed,
     chosen_form,
     draw,
     make_folder,
     opened_output,
 )
 from glancefocus.errors import BadImage, BadSetting, UnknownName
+from glancefocus.progress import Progress
 from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.bundle.predicting import Viewed
+    from glancefocus.bundle.viewing import Viewed
 
 
 @command_options
@@ -75,14 +77,16 @@ class PredictOptions:
     """Number of most likely classes to list."""
     draw: Path | None = None
     """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames. If the folder that holds the
-    picture has the name of a class, boxes of right and wrong answers have different colours."""
+    picture has the name of a class, boxes of right and wrong answers have different colours. Of a large picture: an overview with
+    the looks, and each look as a picture of its own."""
     batch_size: BatchSize = 32
     """Number of pictures processed together; fewer if they are large."""
     merge_batches: bool | None = None
     """Pool the undecided pictures of several batches, so that batches stay full. The answers do not change (with --light-weights a
     few may). Default: on if there are several batches and no --deadline-ms."""
     max_pixels: MaxPixels | None = None
-    """Skip pictures with more pixels than this, and report them. Default: 179 million."""
+    """Skip pictures with more pixels than this, and report them. Default: 179 million, and 17 billion for pyramids, of which only
+    the parts that are looked at are decoded."""
     camera: str | None = None
     """Instead of files: the number of a camera (0 is the first), an address such as rtsp://..., or a video file, whose frames are
     classified one by one. If frames of a camera or an address arrive faster than that, only the latest one is used. Press Ctrl-C
@@ -136,14 +140,19 @@ def predict(options: PredictOptions) -> int:
     """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
 
     Looks stop at the thresholds that `gf train` and `gf budget` store in the bundle, unless you give one of --looks, --thresholds,
-    --budget-macs and --budget-ms.
+    --budget-macs and --budget-ms. In place of a bundle you can name a server, which `gf serve` has started: http://host:8000, or
+    http://host:8000#name for one of several bundles.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 
     Example: gf predict runs/signs/bundle folder/ -o answers.csv
 
     Example: gf predict runs/signs/bundle --camera 0
+
+    Example: gf predict http://127.0.0.1:8000 folder/
     """
+    if options.bundle.startswith(("http://", "https://")):
+        return _predict_on_server(options)
     from glancefocus.bundle.bundle import load
 
     bundle = load(
@@ -173,14 +182,43 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         **options.stopping(len(bundle.settings.candidates)),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
+    return _write_answers(files.answers(outcomes), count, summary, options, files)
+
+
+def _predict_on_server(options: PredictOptions) -> int:
+    """The same with the answers of a server."""
+    from glancefocus.cli.predict_server import ServerBundle, open_server
+
+    client, name = open_server(options.bundle, options)
+    with client:
+        bundle = ServerBundle(client, name)
+        frames = bundle.info["frames"]
+        names = _names(options.files or (), frames)
+        stopping = {name: value for name, value in options.stopping(1).items() if name != "budget_ms"}
+        answers = bundle.answers(names, options.topk, deadline_ms=options.deadline_ms, **stopping)
+        summary = Summary(bundle.info["backbone_macs"], "pictures" if frames == 1 else "clips")
+        return _write_answers(answers, len(names), summary, options)
+
+
+def _write_answers(
+    answers: Iterator[tuple[Answer, str, Sequence[str]]],
+    count: int,
+    summary: Summary,
+    options: PredictOptions,
+    files: "_Files | None" = None,
+) -> int:
+    """Print or store the answers, then errors and notes; files: those that are read here, not by a server."""
     errors: list[str] = []
     notes: list[str] = []
     form = chosen_form(options.forms, options.output)
     try:
         with ExitStack() as stack:
-            shown = stack.enter_context(display(for_programs=form is not None, quiet=count <= options.batch_size))
+            quiet = count <= options.batch_size
+            shown = stack.enter_context(display(for_programs=form is not None, quiet=quiet))
+            if files is not None:
+                files.progress = bars_when_needed(stack) if quiet else shown.progress
             output = _output(stack, shown, form, options)
-            for answer, stopped, remarks in files.answers(outcomes):
+            for answer, stopped, remarks in answers:
                 output.write(answer, stopped)
                 summary.add(answer)
                 errors += [answer["error"]] if "error" in answer else []
@@ -206,49 +244,60 @@ def _output(stack: ExitStack, shown: Display, form: str | None, options: Predict
 class _Waiting:
     """A file that was read and has no answer yet, or cannot be answered.
 
-    error     what is wrong with it; None: nothing
-    pictures  to draw on, with picture_scale; see Viewed
-    remarks   notes that are also printed on standard error
+    error    what is wrong with it; None: nothing
+    drawn    to draw on
+    remarks  notes that are also printed on standard error
     """
 
     index: int
     name: str
     error: str | None = None
-    pictures: Sequence[Any] = ()
-    picture_scale: float = 1.0
+    drawn: Drawn | None = None
     remarks: Sequence[str] = ()
 
 
 class _Files:
     """Reads the files for Bundle.predict_stream, and puts its outcomes and the errors back into the order of the files.
 
-    names  every file, and what is wrong with it if that is known before it is read
+    names     every file, and what is wrong with it if that is known before it is read
+    progress  reports the making of tiles of very large pictures; set before the first is read
     """
 
     def __init__(self, bundle: "Bundle", options: PredictOptions) -> None:
         self.bundle = bundle
         self.options = options
         self.names = _names(options.files or (), bundle.settings.frames)
+        self.progress: Progress | None = None
         self._waiting: deque[_Waiting] = deque()
 
     def pictures(self) -> Iterator["Viewed"]:
         """The files that can be read."""
-        for index, (name, error) in enumerate(self.names):
-            try:
-                if error is not None:
-                    raise BadImage(error)
-                source = _standard_input() if name == "-" else name
-                keep = self.options.draw is not None
-                viewed = self.bundle.view(source, max_pixels=self.options.max_pixels, keep_pictures=keep)
-            except BadImage as problem:
-                text = str(problem)
-                named = name == "-" or name in text
-                self._waiting.append(_Waiting(index, name, text if named else f"{name}: {text}"))
-                continue
-            remarks = [note for note in viewed.notes if note != viewed.placement.note]
-            self._waiting.append(_Waiting(index, name, None, viewed.pictures, viewed.picture_scale, remarks))
-            yield viewed
-            del viewed  # so that it is not in memory any more when the next file is read
+        from glancefocus.bundle.viewing import ReadAhead
+
+        with ReadAhead([name for name, _ in self.names], self._view) as ahead:
+            for index, (name, error) in enumerate(self.names):
+                try:
+                    if error is not None:
+                        raise BadImage(error)
+                    viewed = ahead.take(index)
+                except BadImage as problem:
+                    text = str(problem)
+                    named = name == "-" or name in text
+                    self._waiting.append(_Waiting(index, name, text if named else f"{name}: {text}"))
+                    continue
+                remarks = [note for note in viewed.notes if note != viewed.placement.note]
+                drawn = Drawn(viewed.pictures, viewed.picture_scale, viewed.file) if viewed.pictures else None
+                self._waiting.append(_Waiting(index, name, None, drawn, remarks))
+                yield viewed
+                del viewed, drawn  # so that it is not in memory any more when the next file is read
+
+    def _view(self, name: Any) -> "Viewed":
+        return self.bundle.view(
+            _standard_input() if name == "-" else name,
+            max_pixels=self.options.max_pixels,
+            keep_pictures=self.options.draw is not None,
+            progress=self.progress,
+        )
 
     def answers(self, outcomes: Iterator[Any]) -> Iterator[tuple[Answer, str, Sequence[str]]]:
         """(answer, why it stopped, remarks) of every file, in their order."""
@@ -256,9 +305,12 @@ class _Files:
             for row, answer in enumerate(answers_of(outcome, self.options.topk)):
                 yield from self._errors()
                 file = self._waiting.popleft()
-                if self.options.draw is not None and file.pictures:
-                    place = self.options.draw
-                    draw(outcome, row, file.name, file.pictures, file.picture_scale, place, file.index)
+                problem = outcome.problems[row] if outcome.problems else ""
+                if problem:
+                    yield {"file": file.name, "error": problem}, "", ()
+                    continue
+                if self.options.draw is not None and file.drawn is not None:
+                    draw(outcome, row, file.name, file.drawn, self.options.draw, file.index)
                 yield {**answer, "file": file.name}, outcome.stopped(row), file.remarks
             del outcome
         yield from self._errors()
@@ -336,7 +388,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
                 place = {"frame": frame.number, "seconds": round(frame.seconds, 3)}
                 output.write({**answer, "file": source, **place}, outcome.stopped(0))
                 if options.draw is not None:
-                    draw(outcome, 0, source, [frame.picture], 1.0, options.draw, frame.number)
+                    draw(outcome, 0, source, Drawn([frame.picture]), options.draw, frame.number)
                 summary.add(answer)
                 if summary.answered == options.max_frames:
                     break

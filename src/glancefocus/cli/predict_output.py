@@ -2,63 +2,34 @@
 
 import contextlib
 import io
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
+from glancefocus.bundle.answers import Answer
 from glancefocus.cli.main import output
 from glancefocus.errors import BadSetting
 from glancefocus.files import write_file, write_text
+from glancefocus.progress import Progress
 from glancefocus.values import lines_kept
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from glancefocus.data.file_picture import FilePicture
     from glancefocus.outcome import Outcome
+    from glancefocus.region import Box
 
 FORMS = ("json", "jsonl", "csv")
 ROWS_PER_TABLE = 100
-
-Answer = dict[str, Any]
-"""The fields of one picture, as docs/predict.md lists them."""
-
-
-def answers_of(outcome: "Outcome", topk: int) -> list[Answer]:
-    """The answer for each picture of an outcome, in the same form as exported programs give it; `file` is empty.
-
-    A threshold that is not finite becomes None, because JSON has no infinity.
-    """
-    costs, boxes, patch_px = outcome.cost_macs.tolist(), outcome.boxes, outcome.patch_px
-    answers = []
-    for row, taken in enumerate(outcome.looks.tolist()):
-        threshold = outcome.threshold(row)
-        answers.append(
-            {
-                "file": "",
-                "label": outcome.name(int(outcome.answer[row])),
-                "confidence": float(outcome.confidence[row]),
-                "looks": taken,
-                "sure": bool(outcome.sure[row]),
-                "threshold": threshold if threshold is not None and math.isfinite(threshold) else None,
-                "where": outcome.where[row, : taken - 1].tolist(),
-                "boxes": [list(box) for box in boxes[row]],
-                "patch_px": patch_px[row, : taken - 1].tolist(),
-                "views": [outcome.views[each].name for each in outcome.candidate[row, : taken - 1].tolist()],
-                "cost_macs": int(costs[row]),
-                "top": [{"label": name, "confidence": share} for name, share in outcome.top(row, topk)],
-                "notes": list(outcome.notes[row]) if outcome.notes else [],
-            }
-        )
-    return answers
 
 
 def make_folder(folder: Path) -> None:
@@ -69,33 +40,48 @@ def make_folder(folder: Path) -> None:
         raise BadSetting(f"the folder {folder} cannot be made: {error.strerror}. Choose another one.") from None
 
 
-def draw(
-    outcome: "Outcome",
-    row: int,
-    name: str,
-    pictures: Sequence["Image.Image"],
-    scale: float,
-    folder: Path,
-    number: int,
-) -> None:
+@dataclass(frozen=True)
+class Drawn:
+    """What the looks at a picture are drawn on.
+
+    pictures  the picture, an overview of it, or frames of a clip
+    scale     size of the pictures divided by the size of the original
+    file      a large picture, of which each look is drawn by itself, too; None for others
+    """
+
+    pictures: "Sequence[Image.Image]"
+    scale: float = 1.0
+    file: "FilePicture | None" = None
+
+
+def draw(outcome: "Outcome", row: int, name: str, drawn: Drawn, folder: Path, number: int) -> None:
     """Write a picture, or frames of a clip, with its looks drawn on it; the file is called by its number and name.
 
-    scale  size of the pictures divided by the size of the original
+    Of a large picture, each focus look is a file of its own, with the number of the look at the end of its name.
     """
     from glancefocus.evaluation.boxes import draw_strip, looks_taken
 
     truth = Path(name).parent.name
     known = truth in (outcome.classes or ())
-    boxes = [
-        (round(left * scale), round(top * scale), round(right * scale), round(bottom * scale))
-        for left, top, right, bottom in outcome.boxes[row]
-    ]
-    looks = looks_taken(outcome, row, boxes, truth if known else None)
+
+    def scaled(box: "Box") -> "Box":
+        left, top, right, bottom = (round(side * drawn.scale) for side in box)
+        return left, top, right, bottom
+
+    first, boxes = outcome.first_box(row), [scaled(box) for box in outcome.boxes[row]]
+    looks = looks_taken(outcome, row, boxes, truth if known else None, None if first is None else scaled(first))
     title = f"{Path(name).name}" + (f" (is {truth})" if known else "")
     notes = [f"stopped: {outcome.stopped(row)}", *(outcome.notes[row] if outcome.notes else ())]
-    drawing = draw_strip(pictures, looks, title=title, notes=notes)
+    drawing = draw_strip(drawn.pictures, looks, title=title, notes=notes, trail=drawn.file is not None)
     stem = "stdin" if name == "-" else Path(name).stem[:50]  # file names have at most 255 bytes
-    file = folder / f"{number:05d}-{stem}.png"
+    _save(drawing, folder / f"{number:05d}-{stem}.png")
+    if drawn.file is None:
+        return
+    for look, (box, px) in enumerate(zip(outcome.boxes[row], outcome.patch_px[row].tolist(), strict=False), start=2):
+        _save(drawn.file.cut(box, (px, px)), folder / f"{number:05d}-{stem}-look{look}.png")
+
+
+def _save(drawing: "Image.Image", file: Path) -> None:
     try:
         write_file(file, lambda stream: drawing.save(stream, format="PNG"))
     except OSError as error:
@@ -318,3 +304,17 @@ class Summary:
         ):
             text += f"; {count:,} {words}" if count else ""
         return text + "."
+
+
+def bars_when_needed(stack: ExitStack) -> Progress:
+    """Progress bars that appear with the first report."""
+    from glancefocus.cli.printing import progress_bars
+
+    bars: list[Progress] = []
+
+    def show(what: str, done: int, total: int) -> None:
+        if not bars:
+            bars.append(stack.enter_context(progress_bars()))
+        bars[0](what, done, total)
+
+    return show

@@ -339,8 +339,8 @@ def run_training(
 
 
 def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
+    from glancefocus.costs import MOST_LOOKS
     from glancefocus.evaluation.verdict import read_verdict
-    from glancefocus.outcome import MOST_LOOKS
     from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
     from glancefocus.values import Fields, number_of
 

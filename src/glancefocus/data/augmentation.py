@@ -13,7 +13,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.machine import ensure_torchvision
 from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings, check_fields
-from glancefocus.values import PositiveShare, Repeats, Shift
+from glancefocus.values import PositiveShare, Repeats, Share, Shift
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class AugmentSettings:
               cropped as in TSM, to 1, 7/8, 3/4 or 0.66 of the side, the same part in all frames, whatever the share
     flip      mirror left and right with probability 0.5
     shift_px  move by up to this many pixels vertically and horizontally, repeating the edge; the object may be cut off
+    shift_share  share of the images that are moved
+    light     share of the images whose light changes: colours in [0, 1] times 0.8 to 1.2, plus -0.1 to 0.1 (pictures in files)
     repeat    number of different versions of each image in stages that learn from the backbone, whose answers to them are then
               computed once; 0: new versions in every epoch
     """
@@ -31,6 +33,8 @@ class AugmentSettings:
     crop: PositiveShare = 0.08
     flip: bool = True
     shift_px: Shift = 0
+    shift_share: Share = 1.0
+    light: Share = 0.0
     repeat: Repeats = 0
 
     def __post_init__(self) -> None:
@@ -57,11 +61,24 @@ def augmented(
             )
             part = v2.RandomResizedCrop(size, scale=(augment.crop, 1.0)).make_params([pixels])
         flip = augment.flip and bool(torch.rand(1) < 0.5)
+        light = torch.rand(3).tolist() if augment.light > 0 else None
     if cropped:
         image = normalise(v2.functional.resized_crop(pixels, **part, size=list(size), antialias=True), view)
     else:
         image, _ = view_picture(picture if isinstance(picture, Image.Image) else Image.fromarray(picture), view)
-    return shifted(image.flip(-1) if flip else image, seed, augment.shift_px)
+    if light is not None and light[0] < augment.light:
+        image = relit(image, view, 0.8 + 0.4 * light[1], -0.1 + 0.2 * light[2])
+    moves = augment.shift_share == 1 or mix(seed, _SHIFTED) / 2**63 < augment.shift_share
+    return shifted(image.flip(-1) if flip else image, seed, augment.shift_px if moves else 0)
+
+
+_SHIFTED = 0x5348
+
+
+def relit(image: Tensor, view: ViewSettings, times: float, plus: float) -> Tensor:
+    """A normalised image (3, H, W) whose colours in [0, 1] are multiplied and added to; they may leave [0, 1]."""
+    mean, std = (torch.tensor(colours)[:, None, None] for colours in (view.mean, view.std))
+    return ((image * std + mean) * times + plus - mean) / std
 
 
 def shifted(image: Tensor, seed: int, most_px: int) -> Tensor:

@@ -16,9 +16,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from glancefocus.data.arrays import view_tensor
 from glancefocus.data.augmentation import AugmentSettings, mix, shifted
 from glancefocus.data.folders import SUFFIXES, walk_visible
-from glancefocus.data.images import RESAMPLING, pixels_of, read_picture, view_picture, view_tensor
+from glancefocus.data.images import RESAMPLING, pixels_of, read_picture, view_picture
 from glancefocus.data.splits import Batch, FileSplit
 from glancefocus.data.video import Limits, VideoFile
 from glancefocus.errors import BadClip, BadImage

@@ -10,10 +10,12 @@ SUFFIXES = frozenset(
     (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".gif", ".webp", ".avif", ".tif", ".tiff", ".bmp"),
         *(".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".qoi", ".ico", ".psd", ".pcx", ".sgi"),
-        ".tga",
+        *(".tga", ".svs"),
     )
 )
 """Files in a folder that count as pictures."""
+DEEP_ZOOM = ".dzi"
+"""Suffix of DeepZoom pictures, which can be predicted only: their tiles are in a folder beside them."""
 
 
 def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
@@ -39,7 +41,7 @@ def find_pictures(paths: Iterable[str | Path]) -> list[Path]:
 def _pictures_inside(folder: Path) -> Iterator[Path]:
     for where, files in walk_visible(folder):
         for file in files:
-            if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES:
+            if not file.startswith(".") and Path(file).suffix.lower() in (*SUFFIXES, DEEP_ZOOM):
                 yield Path(where, file)
 
 
@@ -52,7 +54,10 @@ def walk_visible(folder: Path) -> Iterator[tuple[str, list[str]]]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(inner for inner in folders if not inner.startswith("."))
+        tiles = {
+            f"{Path(file).stem}_files" for file in files if file.lower().endswith(DEEP_ZOOM)
+        }  # of DeepZoom pictures
+        folders[:] = sorted(inner for inner in folders if not inner.startswith(".") and inner not in tiles)
         yield where, files
 
 

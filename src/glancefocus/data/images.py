@@ -5,30 +5,34 @@ picture is converted to RGB once, where it is read; functions that take a Pillow
 """
 
 import io
+import os
 import struct
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
+from glancefocus.data.folders import DEEP_ZOOM
 from glancefocus.data.grey import from_deep
+from glancefocus.data.shards import open_picture
 from glancefocus.errors import BadImage, ImageTooSmall
-from glancefocus.machine import check_memory, open_file, read_stream
+from glancefocus.machine import check_memory, read_stream
 from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
 MAX_BYTES = 2 << 30
 """Limit for a picture or a clip on standard input, whose size is not known in advance."""
+_STREAMED_BYTES = 6  # for one pixel of a progressive JPEG at most, whatever the size at which it is decoded
 _DECODING_BYTES = 12  # for one pixel at most: as stored in the file, in RGB (Pillow takes 4), and turned upright
 PIXELS_PER_BAND = 1 << 22
+SMALL_BYTES = 1 << 16  # a photograph with fewer bytes has few pixels
 MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte when decoded to RGB
 
 # Tried in this order; TGA has no magic bytes and comes last. Formats that start another program (EPS), or that need a
@@ -38,7 +42,7 @@ FORMATS = (
     "TGA",
 )
 # EXIF orientation -> the transposition that turns the picture upright; 1 is upright.
-_TURNS = {
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -49,12 +53,23 @@ _TURNS = {
 }
 
 
+def is_small(source: str | Path | bytes) -> bool:
+    """Whether a file has so few bytes that its picture is decoded whole, whatever its header says."""
+    if isinstance(source, bytes):
+        return len(source) < SMALL_BYTES
+    try:
+        return os.path.splitext(source)[1].lower() != DEEP_ZOOM and os.stat(source).st_size < SMALL_BYTES
+    except (OSError, ValueError):  # read_picture says what is wrong
+        return True
+
+
 def read_picture(
     source: str | Path | bytes | BinaryIO,
     *,
     max_pixels: int = MAX_PIXELS,
     name: str | None = None,
     at_least_px: int | None = None,
+    upright: bool = True,
 ) -> Image.Image:
     """The picture in a file, decoded, upright, in RGB, see as_rgb; the first frame of an animation.
 
@@ -63,11 +78,12 @@ def read_picture(
     name         the picture's name in errors; otherwise its path, or "the image on standard input"
     at_least_px  allow decoding a JPEG at 1/2, 1/4 or 1/8 of its size, as long as its shorter side keeps this many pixels, which is
                  several times faster for large photographs. None: always at full size
+    upright      False: as it is stored, EXIF rotation is not applied
     """
-    name = name if name is not None else _name_of(source)
+    name = name if name is not None else name_of(source)
     try:
-        with _opened(source) as stream:
-            return _decode(stream, max_pixels, name, at_least_px)
+        with opened(source) as stream:
+            return _decode(stream, max_pixels, name, at_least_px, upright)
     except BadImage:
         raise
     except FileNotFoundError as error:
@@ -89,8 +105,8 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     not rotated a second time.
     """
     picture.load()  # first: the EXIF of a PNG may follow the pixels, and loading a TIFF already turns it upright
-    turn = _TURNS.get(_orientation(picture))
-    rgb = _flat(picture)
+    turn = TURNS.get(orientation_of(picture))
+    rgb = flattened(picture)
     rgb.info.clear()
     return rgb if turn is None else rgb.transpose(turn)
 
@@ -117,7 +133,8 @@ def bands(size: tuple[int, int], *, whole_rows: bool = False) -> Iterator[tuple[
             yield left, top, min(left + wide, width), min(top + high, height)
 
 
-def _name_of(source: str | Path | bytes | BinaryIO) -> str:
+def name_of(source: str | Path | bytes | BinaryIO) -> str:
+    """What a picture is called in errors."""
     if isinstance(source, str | Path):
         return str(source) or "''"
     path = getattr(source, "name", None)  # of an open file; "<stdin>" or a number is not a path
@@ -125,33 +142,34 @@ def _name_of(source: str | Path | bytes | BinaryIO) -> str:
 
 
 @contextmanager
-def _opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
+def opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
     """A stream that can be rewound; a file is closed afterwards."""
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
-        with open_file(source) as file:
+        with open_picture(source) as file:
             yield file
     else:
         yield io.BytesIO(read_stream(source, MAX_BYTES))
 
 
-def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | None) -> Image.Image:
+def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | None, upright: bool) -> Image.Image:
     prefix = stream.read(16)
     if not prefix:
         raise BadImage(f"{name} is empty. Save or download it again.")
     # Plug-ins raise almost anything on damaged or hostile bytes: SyntaxError, struct.error, OverflowError, zlib.error.
     try:
-        with _pillow_allows(max_pixels):
-            picture = _open_known_format(stream, prefix)
+        with pillow_allows(max_pixels):
+            picture = open_known_format(stream, prefix)
             if picture is not None:
                 with picture:
-                    _check_size(picture, max_pixels, name)
+                    _check_size(picture, max_pixels, name, _STREAMED_BYTES if at_least_px else _DECODING_BYTES)
                     if at_least_px is not None:
                         picture.draft(None, (at_least_px, at_least_px))  # only JPEG can; others ignore it
+                        _check_size(picture, max_pixels, name)
                     picture.load()
                     _check_size(picture, max_pixels, name)  # the size of an icon is known only now
-                    return as_rgb(picture)
+                    return as_rgb(picture) if upright else flattened(picture)
     except BadImage:
         raise
     except Image.DecompressionBombError as error:  # a picture inside the file, or before the size is known
@@ -166,7 +184,7 @@ def _decode(stream: IO[bytes], max_pixels: int, name: str, at_least_px: int | No
     raise BadImage(f"{name} is not an image in a known format. Convert it to JPEG, PNG, WebP or TIFF.")
 
 
-def _open_known_format(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile | None:
+def open_known_format(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile | None:
     """Image.open for our formats only, and without its check of the size; our own check says what to do.
 
     Raises the plug-in's error if the magic bytes match a format but the rest does not.
@@ -192,14 +210,21 @@ def _open_known_format(stream: IO[bytes], prefix: bytes) -> ImageFile.ImageFile 
     return None
 
 
-def _check_size(picture: Image.Image, max_pixels: int, name: str) -> None:
+def _check_size(picture: Image.Image, max_pixels: int, name: str, pixel_bytes: int = _DECODING_BYTES) -> None:
     width, height = picture.size
+    refuse_pixels(picture.size, max_pixels, name)
+    if pixel_bytes == _DECODING_BYTES or picture.info.get("progressive"):  # other JPEGs are decoded row by row
+        check_memory(pixel_bytes * width * height, f"{name} ({width}x{height} px)")
+
+
+def refuse_pixels(size: tuple[int, int], max_pixels: int, name: str) -> None:
+    """Refuse a picture of this (width, height) if it has more pixels than the limit."""
+    width, height = size
     if width * height > max_pixels:
         raise BadImage(
             f"{name} has {width * height:,} pixels ({width}x{height}), more than the limit of {max_pixels:,}. "
             "If you trust it, raise max_pixels."
         )
-    check_memory(_DECODING_BYTES * width * height, f"{name} ({width}x{height} px)")
 
 
 _lock = threading.Lock()
@@ -208,7 +233,7 @@ _restore = ExitStack()
 
 
 @contextmanager
-def _pillow_allows(max_pixels: int) -> Iterator[None]:
+def pillow_allows(max_pixels: int) -> Iterator[None]:
     """Set Pillow's pixel limit to ours and hide its warnings (broken EXIF tags, ...) during the block.
 
     Both are global, and several threads may read at once: the first thread changes them, the last one restores them.
@@ -231,14 +256,15 @@ def _pillow_allows(max_pixels: int) -> Iterator[None]:
                 _restore.close()
 
 
-def _orientation(picture: Image.Image) -> int:
+def orientation_of(picture: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1: upright."""
     try:
         return int(picture.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # broken EXIF: viewers show the picture as stored, and so do we
         return 1
 
 
-def _flat(picture: Image.Image) -> Image.Image:
+def flattened(picture: Image.Image) -> Image.Image:
     """A new RGB picture from a picture of any mode."""
     if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
         rows = bands(picture.size, whole_rows=True)
@@ -259,7 +285,6 @@ Picture = str | Path | bytes | Image.Image | Tensor | np.ndarray[Any, Any]
 LARGE_PIXELS = 1 << 22
 """An image with more pixels stays uint8, a quarter of the memory; only the parts that are looked at are normalised."""
 _IMAGE_BYTES = 12  # for one pixel: 3 in the image, 4 in the picture, and some while the picture is resized
-_FLOAT_BYTES = 32  # for one pixel of a tensor: floats, twice while they are normalised
 _RIBBON_ASPECT = 16  # a picture at least this many times as long as it is wide, compared with the view, is a ribbon
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -275,72 +300,43 @@ def view_pixels(picture: Image.Image, view: ViewSettings, least_px: int = 1) -> 
 
     least_px  the side of the largest patch that will be cut out: a smaller picture is upscaled until the patch fits
     """
-    width, height = picture.size
-    note = _upscaling(height, width, least_px)
-    cut_top, cut_left, height, width = _middle(height, width, view)
-    new_h, new_w = _resized(height, width, view, least_px)
+    fit = fitted(picture.height, picture.width, view, least_px)
+    (cut_top, cut_left, height, width), (new_h, new_w) = fit.cut, fit.resized
     check_memory(_IMAGE_BYTES * new_h * new_w, f"an image of {new_w}x{new_h} px")
     if (width, height) != picture.size:
         picture = picture.crop((cut_left, cut_top, cut_left + width, cut_top + height))
     if (new_h, new_w) != (height, width):
         picture = picture.resize((new_w, new_h), RESAMPLING[view.interpolation])
-    top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
+    top, left, crop_h, crop_w = fit.crop
     if (crop_h, crop_w) != (new_h, new_w):
         picture = picture.crop((left, top, left + crop_w, top + crop_h))
-    scale_y, scale_x = new_h / height, new_w / width
-    placement = Placement(scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x, note)
-    return pixels_of(picture), placement
+    return pixels_of(picture), fit.placement
+
+
+class Fit(NamedTuple):
+    """How a picture becomes an image: `cut` (top, left, height, width) of it is `resized` to (height, width), of which `crop` is
+    the image; and where that lies in the picture."""
+
+    cut: tuple[int, int, int, int]
+    resized: tuple[int, int]
+    crop: tuple[int, int, int, int]
+    placement: Placement
+
+
+def fitted(height: int, width: int, view: ViewSettings, least_px: int = 1) -> Fit:
+    """How a picture of this size becomes an image, see view_pixels. Refuses a picture without pixels."""
+    note = _upscaling(height, width, least_px)
+    cut = _middle(height, width, view)
+    new_h, new_w = _resized(*cut[2:], view, least_px)
+    crop = _cropped(new_h, new_w, view)
+    scale_y, scale_x = new_h / cut[2], new_w / cut[3]
+    place = Placement(scale_y, scale_x, crop[0] + cut[0] * scale_y, crop[1] + cut[1] * scale_x, note)
+    return Fit(cut, (new_h, new_w), crop, place)
 
 
 def normalise_small(pixels: Tensor, view: ViewSettings) -> Tensor:
     """Pixels (3, H, W) normalised; a large image stays uint8, and its scene normalises the parts that are looked at."""
     return pixels if pixels.shape[-1] * pixels.shape[-2] > LARGE_PIXELS else normalise(pixels, view)
-
-
-def view_tensor(image: Tensor, view: ViewSettings, least_px: int = 1) -> tuple[Tensor, Placement]:
-    """The normalised image of a tensor (3, H, W), uint8 or floats in [0, 1]; a tensor of the right size is not resized."""
-    if image.dim() != 3 or image.shape[0] != 3:
-        raise BadImage(f"an image must have the shape (3, height, width), but got {tuple(image.shape)}.")
-    height, width = image.shape[1:]
-    note = _upscaling(height, width, least_px)
-    if image.dtype != torch.uint8 and (not image.is_floating_point() or not bool(image.isfinite().all())):
-        raise BadImage(f"an image must be uint8 or finite floats in [0, 1], but got {image.dtype}.")
-    if image.is_floating_point() and (float(image.min()) < -1e-3 or float(image.max()) > 1 + 1e-3):
-        raise BadImage(
-            f"an image of floats must be within [0, 1], but this one ranges from {float(image.min()):.3g} to "
-            f"{float(image.max()):.3g}. Divide it by 255, or give uint8; normalising is done for you."
-        )
-    as_it_is = (height, width) if view.fit == "whole" else (view.height_px, view.width_px)
-    if (height, width) == as_it_is and min(height, width) >= least_px:
-        return normalise(image, view), Placement()
-    cut_top, cut_left, height, width = _middle(height, width, view)
-    image = image[:, cut_top : cut_top + height, cut_left : cut_left + width]
-    new_h, new_w = _resized(height, width, view, least_px)
-    check_memory(_FLOAT_BYTES * new_h * new_w, f"an image of {new_w}x{new_h} px")
-    floats = image.float() / 255 if image.dtype == torch.uint8 else image.float()
-    resized = F.interpolate(floats[None], size=(new_h, new_w), mode=view.interpolation, antialias=True)[0].clamp(0, 1)
-    top, left, crop_h, crop_w = _cropped(new_h, new_w, view)
-    cropped = resized[:, top : top + crop_h, left : left + crop_w]
-    scale_y, scale_x = new_h / height, new_w / width
-    return normalise(cropped, view), Placement(
-        scale_y, scale_x, top + cut_top * scale_y, left + cut_left * scale_x, note
-    )
-
-
-def view_array(
-    picture: Tensor | np.ndarray[Any, Any], view: ViewSettings, least_px: int = 1
-) -> tuple[Tensor, Placement]:
-    """The image of pixels that are a tensor, see view_tensor, or an array (H, W, 3) of uint8.
-
-    An array is resized by Pillow, like a file; if it is large, the image is not normalised, see normalise_small.
-    """
-    if isinstance(picture, Tensor):
-        return view_tensor(picture, view, least_px)
-    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-        raise BadImage(f"an array must be uint8 (height, width, 3), but got {picture.dtype} {picture.shape}.")
-    _upscaling(picture.shape[0], picture.shape[1], least_px)  # refuses an array without pixels, which Pillow accepts
-    pixels, placement = view_pixels(Image.fromarray(picture), view, least_px)
-    return normalise_small(pixels, view), placement
 
 
 def _upscaling(height: int, width: int, least_px: int) -> str:

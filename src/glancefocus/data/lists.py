@@ -14,7 +14,8 @@ from torch import Tensor
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.clips import VIDEO_SUFFIXES, ClipFileSplit, clips_inside, holds_frames, read_clip
 from glancefocus.data.folders import SUFFIXES, walk_visible
-from glancefocus.data.images import read_picture
+from glancefocus.data.large import read_shrunk
+from glancefocus.data.published import read_published_pictures
 from glancefocus.data.splits import FileSplit, Row
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.machine import open_file
@@ -49,7 +50,7 @@ class Pictures:
         return sorted(file for file in pictures if file.is_file())
 
     def check(self, file: Path) -> tuple[str, ...]:
-        read_picture(file)
+        read_shrunk(file, 64)  # a huge one is not decoded whole
         return ()
 
     def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit:
@@ -287,12 +288,14 @@ _SPLITS = {"train": "train", "validation": "val"}
 
 
 def read_published(folder: Path, medium: Medium) -> tuple[list[Row], tuple[str, ...]] | None:
-    """Rows and classes of a data set in its publisher's layout (Something-Something, Jester); None for other folders.
+    """Rows and classes of a data set in its publisher's layout; None for other folders.
+
+    Clips: Something-Something, Jester. Pictures: see published.py.
 
     A set with missing clips is refused.
     """
     if medium.noun != "clips":
-        return None
+        return read_published_pictures(folder)
     labels = _labels_file(folder)
     if labels is None:
         return None

@@ -1,10 +1,11 @@
 """Draws the scenes of the built-in world `signs`: roads with at most one speed limit."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,14 +66,14 @@ def draw_scene(
     if not 0 <= label < len(CLASSES):
         raise BadSetting(f"there is no class {label}. Choose a label from 0 to {len(CLASSES) - 1}.")
     rng = np.random.default_rng(seed)
-    ground = _lay_ground(settings, rng)
-    signs = _place_signs(settings, label, rng)
+    ground = lay_ground(settings, rng)
+    signs = place_signs(settings, label, rng)
 
     picture = _draw_backdrop(ground, rng)
     draw = ImageDraw.Draw(picture)
-    _draw_landscape(draw, ground, rng)
+    draw_landscape(draw, ground, rng)
     for sign in signs:
-        _draw_pole(draw, sign, ground, rng)
+        draw_pole(draw, sign, ground, rng)
     picture = picture.filter(ImageFilter.BoxBlur(0.4))  # softens hard edges of everything but the signs
     for sign in reversed(signs):  # the speed limit is first in the list, so it is drawn last and nothing covers it
         paste_face(picture, sign, rng)
@@ -85,7 +86,7 @@ def draw_scene(
     return scene, box
 
 
-def _place_signs(settings: SignsSettings, label: int, rng: np.random.Generator) -> list[Sign]:
+def place_signs(settings: SignsSettings, label: int, rng: np.random.Generator) -> list[Sign]:
     """The speed limit first, if there is one; then distractors. Signs do not touch one another."""
     wanted = int(rng.integers(settings.distractors_max + 1))
     faces = [choose_distractor(rng) for _ in range(wanted)]
@@ -127,7 +128,7 @@ class _Ground(NamedTuple):
         return y, self.vanishing_x + depth * (self.road_x - self.vanishing_x), depth * self.road_half
 
 
-def _lay_ground(settings: SignsSettings, rng: np.random.Generator) -> _Ground:
+def lay_ground(settings: SignsSettings, rng: np.random.Generator) -> _Ground:
     return _Ground(
         height=settings.height,
         width=settings.width,
@@ -147,16 +148,26 @@ def _vary(colour: Colour, rng: np.random.Generator, spread: int = 18) -> Colour:
 
 def _draw_backdrop(ground: _Ground, rng: np.random.Generator) -> Image.Image:
     """Sky and grass, each a gradient from top to bottom."""
-    skies = (((88, 140, 210), (190, 214, 236)), ((150, 160, 172), (206, 208, 208)), ((112, 130, 186), (240, 206, 176)))
-    top, low = skies[rng.integers(len(skies))]
-    rows = np.arange(ground.height, dtype=np.float32)
-    knots = (0.0, ground.horizon, ground.horizon + 1.0, float(ground.height))
-    colours = np.array([_vary(top, rng), _vary(low, rng), _vary((126, 150, 96), rng), _vary((84, 122, 58), rng)])
-    column = np.stack([np.interp(rows, knots, colours[:, channel]) for channel in range(3)], axis=1).astype(np.uint8)
+    column = backdrop_rows(ground, rng)(np.arange(ground.height, dtype=np.float32))
     return Image.fromarray(column[:, None]).resize((ground.width, ground.height), Image.Resampling.NEAREST)
 
 
-def _draw_landscape(draw: ImageDraw.ImageDraw, ground: _Ground, rng: np.random.Generator) -> None:
+def backdrop_rows(
+    ground: _Ground, rng: np.random.Generator
+) -> Callable[[NDArray[np.floating[Any]]], NDArray[np.uint8]]:
+    """The colours (N, 3) of sky and grass, as a function of the rows (N,) in px."""
+    skies = (((88, 140, 210), (190, 214, 236)), ((150, 160, 172), (206, 208, 208)), ((112, 130, 186), (240, 206, 176)))
+    top, low = skies[rng.integers(len(skies))]
+    knots = (0.0, ground.horizon, ground.horizon + 1.0, float(ground.height))
+    colours = np.array([_vary(top, rng), _vary(low, rng), _vary((126, 150, 96), rng), _vary((84, 122, 58), rng)])
+
+    def colours_of(rows: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+        return np.stack([np.interp(rows, knots, colours[:, channel]) for channel in range(3)], axis=1).astype(np.uint8)
+
+    return colours_of
+
+
+def draw_landscape(draw: ImageDraw.ImageDraw, ground: _Ground, rng: np.random.Generator) -> None:
     """Clouds, hills, road, tufts of grass, then houses, trees and bare poles from far to near."""
     high, wide = ground.height, ground.width
     for _ in range(rng.integers(4)):
@@ -254,7 +265,7 @@ def _draw_lamp(draw: ImageDraw.ImageDraw, x: float, y: float, size: float, rng: 
     draw.line((x, y - size, x + rng.choice((-0.25, 0.25)) * size, y - size), fill=steel, width=thick)
 
 
-def _draw_pole(draw: ImageDraw.ImageDraw, sign: Sign, ground: _Ground, rng: np.random.Generator) -> None:
+def draw_pole(draw: ImageDraw.ImageDraw, sign: Sign, ground: _Ground, rng: np.random.Generator) -> None:
     """From the sign's centre down to the ground, out of the picture where the sign hangs low."""
     standing, _, _ = ground.road(rng.uniform(0.05, 0.3))
     foot = max(standing, sign.y + sign.radius_px * rng.uniform(2.5, 5))
@@ -273,9 +284,21 @@ def _expose(picture: Image.Image, rng: np.random.Generator) -> NDArray[np.uint8]
 
     Computed with byte tables, which takes a quarter of the time of floating point.
     """
-    gains = rng.uniform(0.78, 1.12) * rng.uniform(0.96, 1.04, 3)
-    brighter = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()
-    level = (128 + rng.uniform(1, 5) * _normal_quantiles()).round().astype(int).tolist()
+    brighter, deviation = gains_and_noise(rng)
+    level = noise_levels(deviation)
     noise = Image.frombytes("L", picture.size, rng.bytes(picture.width * picture.height)).point(level)
     noisy = ImageChops.add(picture.point(brighter), Image.merge("RGB", (noise, noise, noise)), offset=-128)
     return np.array(noisy)
+
+
+def gains_and_noise(rng: np.random.Generator) -> tuple[list[int], float]:
+    """The table of 3 x 256 values that makes a picture brighter or darker and slightly tinted; and how strong its noise is."""
+    gains = rng.uniform(0.78, 1.12) * rng.uniform(0.96, 1.04, 3)
+    brighter: list[int] = np.outer(gains, np.arange(256)).clip(0, 255).round().astype(int).ravel().tolist()
+    return brighter, rng.uniform(1, 5)
+
+
+def noise_levels(deviation: float) -> list[int]:
+    """The table of 256 values that maps random bytes to noise around 128."""
+    levels: list[int] = (128 + deviation * _normal_quantiles()).round().astype(int).tolist()
+    return levels

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glancefocus.data.clips import frame_names
+from glancefocus.data.shards import open_picture, shard_of, size_of
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadImage
 from glancefocus.files import fingerprint
@@ -52,7 +53,7 @@ def content_size(path: Path) -> int:
     """Bytes of a file, or of all frames in a folder of frames, without reading them."""
     try:
         if not path.is_dir():
-            return path.stat().st_size
+            return size_of(path)
         return sum((path / name).stat().st_size for name in frame_names(path))
     except OSError as error:
         raise BadImage(f"{path} cannot be read: {error.strerror or error}. Check the path and the disk.") from None
@@ -77,7 +78,10 @@ def _file_digest(file: Path) -> str:
 
     So each file takes a bounded time. A change in the middle of a large file is not noticed.
     """
-    size = os.path.getsize(file)
+    size = size_of(file)
+    if shard_of(file) is not None:
+        with open_picture(file) as stream:
+            return fingerprint(stream.read())
     if size <= 2 * _END_BYTES:
         return fingerprint(file)
     with open_file(file) as stream:

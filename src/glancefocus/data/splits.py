@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from glancefocus.data.augmentation import AugmentSettings, augmented, mix, shift_of, shifted
 from glancefocus.data.images import read_picture, view_picture
+from glancefocus.data.large import is_huge, read_shrunk
 from glancefocus.errors import BadData, BadImage
 from glancefocus.interrupts import children_without_signals
 from glancefocus.region import normalise
@@ -116,7 +117,7 @@ class FileSplit:
     @property
     def fixed(self) -> bool:
         cropped = self.augment.crop < 1 and self.view.fit != "whole"
-        return not cropped and not self.augment.flip and self.augment.shift_px == 0
+        return not cropped and not self.augment.flip and self.augment.shift_px == 0 and self.augment.light == 0
 
     def __len__(self) -> int:
         return len(self.files)
@@ -166,7 +167,7 @@ class FileSplit:
         return _Pictures(self.files, self.labels, self.view, self.augment)
 
     def _viewed(self, index: int) -> Tensor:
-        image, _ = view_picture(read_picture(self.files[index]), as_pixels(self.view))
+        image, _ = view_picture(_read_whole(self.files[index], self.view, self.augment), as_pixels(self.view))
         return (image * 255).round().to(torch.uint8)
 
 
@@ -194,7 +195,7 @@ class _Pictures(Dataset[Batch | str]):
     def __getitem__(self, asked: tuple[int, int | None]) -> Batch | str:
         index, seed = asked
         try:
-            picture = read_picture(self.files[index])
+            picture = _read_whole(self.files[index], self.view, self.augment)
             if seed is None:
                 image, _ = view_picture(picture, self.view)
             else:
@@ -202,6 +203,10 @@ class _Pictures(Dataset[Batch | str]):
         except BadImage as error:
             return f"{error} Remove the file, or let the check of the files skip it (--check-files)."
         return image, self.labels[index]
+
+
+def _read_whole(file: Path, view: ViewSettings, augment: AugmentSettings) -> Image.Image:
+    return read_picture(file) if view.fit == "whole" else read_shrunk(file, held_side_px(view, augment))
 
 
 @functools.cache
@@ -367,7 +372,7 @@ def hold(split: FileSplit, progress: Callable[[int, int], None] | None = None) -
 
 
 def _shrunk(file: Path, side: int) -> Pixels:
-    picture = read_picture(file, at_least_px=side)
+    picture = read_shrunk(file, side) if is_huge(file) else read_picture(file, at_least_px=side)
     width, height = picture.size
     scale = side / min(width, height)
     if scale < 1:

@@ -14,9 +14,8 @@ from glancefocus.errors import BadData
 from glancefocus.evaluation.verdict import Verdict
 from glancefocus.exits.budget import cross_fitted, solve_at, thresholds_of_a_run, wilson_interval, with_interval
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
-from glancefocus.exits.record import LookRecord
-from glancefocus.exits.table import LookTable, Thresholds
-from glancefocus.loop import SCORES
+from glancefocus.exits.record import STORED_SCORES, LookRecord
+from glancefocus.exits.table import LookTable, Thresholds, stopping_at_random
 
 if TYPE_CHECKING:  # it uses functions of this module
     from glancefocus.evaluation.every_look import AimsCheck
@@ -264,9 +263,14 @@ def _fixed_sizes(
 
 
 def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, seed: int) -> dict[str, list[Point]]:
-    """Every exit score at the same budgets; with several candidate views for the largest."""
+    """Every exit score at the same budgets; with several candidate views for the largest.
+
+    random: as many images stop after each look as with the confidence, but chosen at random.
+    """
     curves: dict[str, list[Point]] = {}
-    for score in SCORES:
+    for score in (
+        STORED_SCORES if bundle.settings.policy.kind == "learnt" else STORED_SCORES[:2]
+    ):  # others have no critic
         table = look_table(bundle, record, score, seed)
         chooser = None if choosing is None else look_table(bundle, choosing, score, seed + 1)
         if table.sizes > 1:
@@ -276,6 +280,9 @@ def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, see
         curves[score] = solved(
             chooser, replace(table, unit="macs"), np.linspace(cheapest, dearest, 8)[1:-1].tolist(), seed
         )
+    whole = look_table(bundle, record)
+    own = whole.fixed_size(whole.sizes - 1)
+    curves["random"] = [with_interval(stopping_at_random(own, p), len(own)) for p in curves["confidence"]]
     return curves
 
 

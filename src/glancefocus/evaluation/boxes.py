@@ -39,6 +39,7 @@ class LookDrawn:
     label       what this look answered
     right       whether that is correct; None if the true label is unknown
     view        what the look saw, for the caption, such as "whole image, 160 px"; empty for native patches
+    in_truth    confidence in the true class, as in the paper's figures; None if it is unknown
     """
 
     box: Box | None
@@ -47,6 +48,7 @@ class LookDrawn:
     label: str
     right: bool | None
     view: str = ""
+    in_truth: float | None = None
 
     @property
     def colour(self) -> str:
@@ -57,31 +59,43 @@ class LookDrawn:
 
     @property
     def tag(self) -> str:
-        """The text at the box: "2  0.97"."""
-        return f"{self.number}  {self.confidence:.2f}"
+        """The text at the box: "2  0.97"; the confidence is that in the true class where it is known."""
+        shown = self.confidence if self.in_truth is None else self.in_truth
+        return f"{self.number}  {shown:.2f}"
 
     @property
     def caption(self) -> str:
-        """The line under the picture: "2 focus: 50  0.97", "3 focus (whole image, 160 px): 50  0.99"."""
-        kind = "glance" if self.box is None else "focus"
+        """The line under the picture: "2 focus: 50  0.97", "3 focus (whole image, 160 px): 50  0.99".
+
+        A wrong answer is followed by the confidence in the true class: "2 focus: 70  0.61, true class 0.30".
+        """
+        kind = "glance" if self.box is None else "first" if self.number == 1 else "focus"
         view = f" ({self.view})" if self.view else ""
-        return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}"
+        truth = f", true class {self.in_truth:.2f}" if self.right is False and self.in_truth is not None else ""
+        return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}{truth}"
 
 
-def looks_taken(outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None) -> list[LookDrawn]:
-    """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known."""
+def looks_taken(
+    outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None, first_box: Box | None = None
+) -> list[LookDrawn]:
+    """The looks of one image of an outcome; boxes are those of its focus looks, truth is its label if it is known.
+
+    first_box  of the first look; None for a glance
+    """
     taken = []
+    in_truth = None if truth is None else outcome.confidence_in(row, truth)
     for look in range(int(outcome.looks[row])):
         label = outcome.name(int(outcome.answer_after[row, look]))
         view = outcome.views[int(outcome.candidate[row, look - 1])] if look > 0 else None
         taken.append(
             LookDrawn(
-                box=None if look == 0 else boxes[look - 1],
+                box=first_box if look == 0 else boxes[look - 1],
                 number=look + 1,
                 confidence=float(outcome.confidence_after[row, look]),
                 label=label,
                 right=None if truth is None else label == truth,
                 view="" if view is None else described(view),
+                in_truth=None if in_truth is None else in_truth[look],
             )
         )
     return taken
@@ -104,11 +118,17 @@ def draw_looks(picture: Image.Image, looks: Sequence[LookDrawn], *, title: str =
 
 
 def draw_strip(
-    pictures: Sequence[Image.Image], looks: Sequence[LookDrawn], *, title: str = "", notes: Sequence[str] = ()
+    pictures: Sequence[Image.Image],
+    looks: Sequence[LookDrawn],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    trail: bool = False,
 ) -> Image.Image:
     """The frames of one clip side by side, each with all boxes and tags, above one caption, as in the paper's figure of videos.
 
     notes  more lines at the end of the caption
+    trail  connect the looks by lines, in their order: boxes in the overview of a large picture may be tiny
     """
     factor = enlargement(pictures[0].size)
     size = (pictures[0].width * factor, pictures[0].height * factor)
@@ -122,20 +142,26 @@ def draw_strip(
     height = size[1] + len(lines) * line_height + (font_px if lines else 0)
     canvas = Image.new("RGB", (canvas_width, height), _PAPER)
     for column, picture in enumerate(pictures):
-        canvas.paste(_marked(picture, looks, factor, font), (column * step, 0))
+        canvas.paste(_marked(picture, looks, factor, font, trail), (column * step, 0))
     draw = ImageDraw.Draw(canvas)
     for row, line in enumerate(lines):
         _draw_line(draw, line, (font_px // 2, size[1] + font_px // 2 + row * line_height), line_height, font)
     return canvas
 
 
-def _marked(picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font) -> Image.Image:
-    """The enlarged picture with a box and a tag for each look."""
+def _marked(
+    picture: Image.Image, looks: Sequence[LookDrawn], factor: int, font: _Font, trail: bool = False
+) -> Image.Image:
+    """The enlarged picture with a box and a tag for each look, and perhaps a line from each to the next."""
     width, height = picture.width * factor, picture.height * factor
     line_px = max(3, min(width, height) // 120)
     canvas = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(canvas)
     boxes = [_drawn_box(look.box, factor, (width, height)) for look in looks]
+    if trail and len(boxes) > 1:
+        middles = [((left + right) / 2, (top + bottom) / 2) for left, top, right, bottom in boxes]
+        draw.line(middles, fill=_PAPER, width=line_px + 2)
+        draw.line(middles, fill=_TEXT, width=max(1, line_px // 2))
     for look, box in zip(looks, boxes, strict=True):
         _draw_box(draw, box, look.colour, line_px if look.box is not None else max(1, line_px // 2))
     taken: list[Box] = []  # tags are drawn after all boxes, so that no line crosses a number
@@ -307,6 +333,6 @@ def _drawn(bundle: Bundle, split: Split, row: int) -> str:
     shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
     pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
     truth = bundle.classes[int(split.labels[row])]
-    looks = looks_taken(outcome, 0, outcome.boxes[0], truth)
+    looks = looks_taken(outcome, 0, outcome.boxes[0], truth, outcome.first_box(0))
     notes = [f"stopped: {outcome.stopped(0)}"]
     return data_url(draw_strip(pictures, looks, title=f"true class: {truth}", notes=notes))

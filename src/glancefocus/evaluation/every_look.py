@@ -139,8 +139,7 @@ def evaluate_every_look(
     rows = list(range(len(split))) if rows is None else rows
     device, was_training = next(net.parameters()).device, net.training
     net.eval()
-    parts, labels, done = [], [], 0
-    image_hw = (0, 0)
+    parts, labels, done, image_hw = [], [], 0, (0, 0)
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), batch_size)]
     with torch.inference_mode():
         batches = scene_batches(split, net.settings.view, order, None, workers)
@@ -150,7 +149,8 @@ def evaluate_every_look(
             looking = net if glance is None else KnownGlance(net, glance(scene, indexes))
             outcome = look_until_sure(looking, scene, every_look(looks), policy)
             # The logits of a large split would not fit into memory, and nothing here needs them.
-            parts.append(replace(outcome, logits=outcome.logits[:, :0], views=net.settings.candidates))
+            few = replace(outcome, logits=outcome.logits[:, :0], logits_after=None)
+            parts.append(replace(few, views=net.settings.candidates))
             labels.append(truth)
             done += len(truth)
             if progress is not None:
@@ -238,7 +238,7 @@ def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, worke
     at_random = evaluate_every_look(
         net, split, RandomPolicy([aimed], torch.Generator().manual_seed(1)), workers=workers
     )
-    corners = evaluate_every_look(net, split, CentreCornerPolicy(aimed), workers=workers)
+    corners = evaluate_every_look(net, split, CentreCornerPolicy.of(bundle.settings, aimed), workers=workers)
     one_view = len(bundle.settings.candidates) == 1
     table = table_of(learnt, bundle) if one_view else _tree(bundle, split, workers)
     curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
@@ -344,7 +344,7 @@ def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, worke
     generator = torch.Generator().manual_seed(1)
     ways: list[Policy] = [
         OneCandidate(net.policy, aimed),
-        CentreCornerPolicy(aimed),
+        CentreCornerPolicy.of(net.settings, aimed),
         *[RandomPolicy([aimed], generator)] * RANDOM_DRAWS,
     ]
     was_training, device = net.training, next(net.parameters()).device

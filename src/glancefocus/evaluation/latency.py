@@ -15,7 +15,7 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.evaluation.verdict import Size
 from glancefocus.exits.curve import Latency
-from glancefocus.look import Aim, Look, Scene, as_scene, frames_of
+from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, sizes_of
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.machine import device_name
 from glancefocus.network.model import GlanceFocus, Runner, Seen
@@ -194,6 +194,10 @@ class TimedScene:
     def frames(self) -> int:
         return frames_of(self.scene)
 
+    @property
+    def sizes(self) -> Tensor:
+        return sizes_of(self.scene)
+
     def view(self, region: Region) -> Tensor:
         seen: Tensor = self.watch.time("resize" if region.where is None else "crop", lambda: self.scene.view(region))
         return seen
@@ -209,12 +213,12 @@ class TimedRunner:
         self.runner = runner
         self.watch = watch
 
-    def glance(self, images: Tensor) -> Seen:
-        seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.glance(images))
+    def glance(self, images: Tensor, place: Tensor | None = None) -> Seen:
+        seen: Seen = self.watch.time("encoder_and_classifier", lambda: self.runner.glance(images, place))
         return seen
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
-        compute = functools.partial(self.runner.focus, patches, memory, number, candidate)
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
+        compute = functools.partial(self.runner.focus, patches, memory, number, candidate, place)
         seen: Seen = self.watch.time("encoder_and_classifier", compute)
         return seen
 

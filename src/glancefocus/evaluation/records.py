@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
 from glancefocus.data.lists import medium_of
+from glancefocus.data.shards import changed_at, size_of
 from glancefocus.data.sources import DataSettings, check_files, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
+from glancefocus.data.training_views import TrainingViews
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
@@ -82,7 +85,9 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
             last = look.number == net.settings.looks
             aims = [] if last else [net.policy.aim(look, each) for each in range(len(net.settings.candidates))]
             # The value belongs to the largest patch, which is the only one when there is one size.
-            value = Value().of(look, aims[-1]) if aims else torch.ones(look.count, device=look.logits.device)
+            # A policy without a critic expects nothing of further looks.
+            known = aims and aims[-1].value is not None
+            value = Value().of(look, aims[-1]) if known else torch.ones(look.count, device=look.logits.device)
             yield look, value
             following += [rule.calibrated(net.focus(look, aim)) for aim in aims]
         level = following
@@ -102,11 +107,13 @@ def data_fingerprint(split: Split) -> str:
     """Fingerprint of the images and labels of a split: names, sizes and times of files, or a sample of the pixels in memory."""
     if isinstance(split, JoinedSplit):
         return fingerprint(split.labels, *map(data_fingerprint, split.parts))
+    if isinstance(split, TrainingViews):
+        return fingerprint([len(split), split.seed, asdict(split.augment)], data_fingerprint(split.split))
     files = getattr(split, "files", None)
     if files is not None:
         # The time counts because files of some formats, such as BMP, all have the same size.
-        stats = ((Path(file).resolve(), Path(file).stat()) for file in files)
-        return fingerprint(split.labels, *(f"{file}|{stat.st_size}|{stat.st_mtime_ns}\n" for file, stat in stats))
+        stats = ((file.resolve(), size_of(file), changed_at(file)) for file in map(Path, files))
+        return fingerprint(split.labels, *(f"{file}|{size}|{when}\n" for file, size, when in stats))
     images = getattr(split, "images")  # noqa: B009
     return fingerprint(split.labels, f"{tuple(images.shape)}", images[:: max(1, len(split) // 64)])
 
@@ -123,8 +130,13 @@ class Records:
         workers: int = 0,
         max_bad_files: int = 10,
         progress: Progress | None = None,
+        train_images: int | None = None,
     ) -> None:
-        """source is a data set, or the folder of one look record; records are stored in folder."""
+        """source is a data set, or the folder of one look record; records are stored in folder.
+
+        train_images  the split `train` is this many training images, augmented as in training; None: each once, as in evaluation
+        """
+        self.train_images = train_images
         self.bundle = bundle
         self.source = source
         self.folder = folder
@@ -162,6 +174,10 @@ class Records:
 
     def split(self, name: str) -> Split:
         """One split, or all images."""
+        if name == "train" and self.train_images is not None:
+            trained_on = self._trained_on
+            augment = AugmentSettings() if trained_on is None else trained_on.augment
+            return TrainingViews(self.splits[name], self.train_images, augment)
         return self.labelled.whole if name == WHOLE else self.splits[name]
 
     @functools.cached_property
@@ -218,7 +234,7 @@ class Records:
         if self.made_before is not None:
             return [_TRAINED.format(f"the {self._noun} of this look record")] if name == "train" else []
         remarks, known, noun = list(self.labelled.remarks), self._known_trained(name), self._noun
-        count = len(self.split(name))
+        count = len(self.splits[name]) if name in self.splits else len(self.split(name))
         if known:
             which = f"these {known} {noun}" if known == count else f"{known} of these {count} {noun}"
             remarks.append(_TRAINED.format(which))

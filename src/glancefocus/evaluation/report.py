@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import MOST_LOOKS
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.evaluation.assess import (
@@ -65,7 +66,6 @@ from glancefocus.evaluation.verdict import Verdict, macs_words
 from glancefocus.exits.curve import Unit
 from glancefocus.exits.record import LookRecord, short_noun, view_words, views_noun
 from glancefocus.machine import read_file
-from glancefocus.outcome import MOST_LOOKS
 from glancefocus.values import Fields, figure_text, number_of, one_line, parse_json
 
 PAGE = "report.html"
@@ -200,8 +200,8 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
         f"{percent(chosen['accuracy'], images)} of the answers are correct{f' (95 % interval {interval})' if interval else ''}, "
         f"for {macs_words(chosen['mean_macs'])} multiply-adds on average, {compared} the backbone on the whole image "
         f"({macs_words(findings.backbone_macs)}), with {expected_looks(chosen):.2f} looks on average{ms}.",
-        f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, a glance at "
-        f"{network.glance_px} px, {view_words(findings.views)}, up to {network.looks} looks.",
+        f"The network: {network.backbone}, images of {network.view.height_px}x{network.view.width_px} px, "
+        f"{network.first_words}, {view_words(findings.views)}, up to {network.looks} looks.",
         *findings.remarks,
     ]
     return [f"<p>{html.escape(sentence)}</p>" for sentence in sentences]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.evaluation.assess import look_table, own_thresholds, random_rows
 from glancefocus.evaluation.cascades import Member, verdict_of
@@ -30,10 +31,9 @@ from glancefocus.look import as_batch
 from glancefocus.network.macs import count_backbone
 from glancefocus.network.modules import Encoder
 from glancefocus.network.weights import load_backbone_weights
-from glancefocus.outcome import Costs
 from glancefocus.progress import Progress
 from glancefocus.region import resized
-from glancefocus.settings import GlanceResize, NetworkSettings, to_plain
+from glancefocus.settings import GlanceResize, NetworkSettings
 
 SHARES = (1, 6 / 7, 5 / 7, 4 / 7, 3 / 7)
 """Sides of the rivals relative to the whole image; for 224 px these are 224, 192, 160, 128 and 96 px."""
@@ -227,7 +227,7 @@ def _fingerprint(
     settings: NetworkSettings, encoder: Encoder, sizes: Sequence[Size], resize: GlanceResize, rows: NDArray[np.int64]
 ) -> str:
     weights = [value for named in encoder.state_dict().items() for value in named]
-    return fingerprint([to_plain(settings), list(sizes), resize], *weights, rows.astype("<i8"))
+    return fingerprint([settings.to_hash(), list(sizes), resize], *weights, rows.astype("<i8"))
 
 
 MOST_IMAGES = 2000
@@ -332,9 +332,9 @@ def members_on(
 def own_sizes(bundle: Bundle) -> dict[Size, int]:
     """{size: multiply-adds} of the views of the whole image that the network itself has, the glance first."""
     settings = bundle.settings
-    # An encoder of its own for whole images is the plain backbone, which is a rival already.
-    seen = () if settings.looks == 1 or settings.whole_encoder else settings.candidates
-    views = [settings.glance_view, *(view for view in seen if view.is_whole)]
+    # The plain backbone is a rival already.
+    seen = () if settings.looks == 1 or settings.keeps_backbone else settings.candidates
+    views = [view for view in (settings.glance_view, *seen) if view.is_whole]
     counted = count_backbone(settings, [(view.px, view.px) for view in views])
     return {size: macs for size, macs in counted.items() if macs is not None}
 
@@ -385,4 +385,5 @@ def _sources(bundle: Bundle, weights: Weights, sizes: Mapping[Size, int], own: M
     words = "the shared encoder" if shared else "the glance encoder"
     yield Source("tuned", words, net.glance_encoder, [glance], settings.glance_resize)
     if others:
-        yield Source("tuned", "the shared encoder" if shared else "the focus encoder", net.focus_encoder, others)
+        encoder = net.focus_encoder if net.whole_encoder is None else net.whole_encoder
+        yield Source("tuned", "the shared encoder" if shared else "the focus encoder", encoder, others)

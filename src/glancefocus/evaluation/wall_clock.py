@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glancefocus.costs import Costs
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.latency import Progress, in_turns, time_shares
 from glancefocus.exits.curve import refuse_budget
@@ -18,7 +19,7 @@ from glancefocus.exits.one_size import geometric_shares, planned_exits
 from glancefocus.look import Aim, Look, as_scene
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Costs, Outcome
+from glancefocus.outcome import Outcome
 from glancefocus.runtime.choose import (
     RuntimeOptions,
     installed,
@@ -115,7 +116,12 @@ class Timing:
         return runtime_words(self.runtime, light_weights=self.light_weights)
 
     def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """As plain values; with images per second, in which reading is not counted."""
+        per_second = {
+            "backbone_per_second": 1000 / self.backbone_ms,
+            "glancefocus_per_second": 1000 / self.glancefocus_ms,
+        }
+        return {**asdict(self), **per_second}
 
 
 def usual_cases(

@@ -342,11 +342,8 @@ def _forecast(
     seen = np.bincount(node, minlength=len(table.cost))
     draws = mean_costs(seen, table.cost, new_images, random) + more
     draws += spread * np.random.default_rng(1).standard_normal(DRAWS)
-    cost, *cost_interval = np.clip(
-        [seen @ table.cost / count + more, *interval(draws)],
-        table.cheapest,
-        table.dearest,
-    ).tolist()
+    mean_cost, (low, high) = float(seen @ table.cost) / count + more, interval(draws)
+    cost, *cost_interval = np.clip([mean_cost, low, high], table.cheapest, table.dearest).tolist()
     right = int(np.count_nonzero(correct))
     shares = random.beta(right + 0.5, count - right + 0.5, DRAWS)
     accuracy, *accuracy_interval = right / count, *interval(random.binomial(new_images, shares) / new_images)

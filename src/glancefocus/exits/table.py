@@ -217,6 +217,17 @@ class LookTable:
         return np.asarray(leave_thresholds(self.looks, self.sizes), dtype=np.float32)
 
 
+def stopping_at_random(table: LookTable, point: Point) -> Point:
+    """The point if as many images stopped after each look, but chosen at random (paper, ablation of the criterion).
+
+    The accuracy is the mean over all such choices, so nothing is drawn. For tables with one candidate view.
+    """
+    must_have_one_size(table)
+    stopping = np.asarray(point["exits_per_look"], dtype=np.float64)
+    shares = stopping / stopping.sum()
+    return {**point, "accuracy": float(shares @ np.asarray(table.accuracy_after_look))}
+
+
 def level_sizes(looks: int, sizes: int) -> NDArray[np.int64]:
     """(T,) the number of nodes of each look in the tree of candidate views."""
     return np.asarray(sizes ** np.arange(looks, dtype=np.int64))

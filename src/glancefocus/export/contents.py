@@ -267,14 +267,17 @@ def describe(bundle: Bundle, to: Format, graphs: list[Graph]) -> ExportManifest:
         "runtime": to.name,
         "batch": to.batch,
         "int8": False,
+        "first_view": settings.first_view,
         "glance_px": settings.glance_px,
         "candidates": [_candidate(settings, each, graphs) for each in range(views)],
         "looks": looks,
         "frames": settings.frames,
         "glance_resize": settings.glance_resize,
         "classifier": settings.classifier,
+        "policy": settings.policy.kind,
         "policy_units": settings.policy.units,
         "place": settings.policy.place,
+        "classifier_place": settings.classifier_place,
         "view": cast(View, to_plain(settings.view)),
         "classes": list(bundle.classes),
         "score": bundle.score,
@@ -299,10 +302,10 @@ def _candidate(settings: NetworkSettings, number: int, graphs: list[Graph]) -> C
 
 def check_exportable(bundle: Bundle) -> None:
     """Refuse a bundle that predict.py cannot run."""
+    if bundle.settings.zoom:
+        raise BadSetting("networks with zoom=true cannot be exported: predict.py cannot zoom. Use the bundle itself.")
     if bundle.score == "random":
-        raise BadSetting(
-            "this bundle stops at random, which is meant for comparisons only. Choose another score with `gf budget --score`."
-        )
+        raise BadSetting("this bundle stops at random, for comparisons. Choose another score with `gf budget --score`.")
 
 
 def write_manifest(manifest: ExportManifest, folder: Path) -> ExportManifest:
@@ -330,9 +333,10 @@ def export_readme(manifest: ExportManifest, to: Format) -> str:
     )
     precision = "int8" if manifest["int8"] else "full precision"
     what = "pictures" if manifest["frames"] == 1 else f"clips of {manifest['frames']} frames, each in a folder,"
+    first = {"glance": "quickly", "centre": "at the centre", "random": "at a drawn place"}[manifest["first_view"]]
     return f"""# A glance-and-focus network for {to.name}, {precision}
 
-It looks at {what} quickly first ({manifest["glance_px"]} px), then at up to {manifest["looks"] - 1} times at
+It looks at {what} {first} first ({manifest["glance_px"]} px), then at up to {manifest["looks"] - 1} times at
 {view_words([view["name"] for view in manifest["candidates"]])}, and stops once its score is above the threshold of a look.
 {len(manifest["classes"])} classes.
 

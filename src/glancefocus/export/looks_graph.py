@@ -8,39 +8,33 @@
     answers, confidences            (K, 1) after each of the K focus looks that were taken
     where                           (K, 1, 2) of each of them; without meaning where they see the whole image
 
-It is assembled from the graphs of the parts (see network/parts.py). Names of nodes begin with their purpose, so that a profile
-shows where the time goes: the name of a part, or SHRINKING, CUTTING, LEAVING.
+It is assembled from the graphs of the parts, see composing.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.errors import BadSetting
 from glancefocus.exits.curve import stay_thresholds
 from glancefocus.export.compare import Sample, Tally, near_a_tie, refuse_differences, viewed
+from glancefocus.export.composing import OUTPUTS, covered, one_graph
 from glancefocus.export.contents import LooksGraph
-from glancefocus.export.predict import WHOLE_PLACE, Graph
-from glancefocus.network.parts import aim_part, answer_part, focus_part
-from glancefocus.region import resized
+from glancefocus.export.predict import Graph
+from glancefocus.network.places import draws_places
 from glancefocus.runtime.backends import open_session
-from glancefocus.settings import GLANCE, GlanceResize, NetworkSettings
 
 FILE = "looks.onnx"
-SHRINKING, CUTTING, LEAVING = "shrink", "cut", "leave"
-MOST_BYTES = (1 << 31) - 1  # of one ONNX graph
-OUTPUTS = ("logits", "answer", "confidence", "answers", "confidences", "where")
 
 
 def fits_one_graph(bundle: Bundle) -> bool:
-    """Whether the loop inside the graph can do what the bundle does: pictures, one candidate view, thresholds on the confidence."""
+    """Whether the loop inside the graph can do what the bundle does: pictures, one candidate view, no drawn places,
+    thresholds on the confidence."""
     settings = bundle.settings
     one_view = settings.looks > 1 and settings.frames == 1 and len(settings.candidates) == 1
+    one_view = one_view and not draws_places(settings)
     return one_view and bundle.score == "confidence" and bundle.temperatures is None
 
 
@@ -85,7 +79,7 @@ def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[floa
     """Look at every picture of the view's size with the network and with the graph, one at a time."""
     found = Tally()
     rule, view = bundle.exit_rule(thresholds=thresholds), bundle.settings.view
-    high, wide = _covered(bundle.settings)
+    high, wide = covered(bundle.settings)
     room = np.array([view.height_px - high, view.width_px - wide])
     for image in (viewed(frames, bundle) for pictures in sample.batches() for frames in pictures):
         if tuple(image.shape[1:]) != (view.height_px, view.width_px):
@@ -116,281 +110,3 @@ def _compare(bundle: Bundle, session: Any, sample: Sample, thresholds: list[floa
                 f"in {FILE} class {int(answered[-1])} after {len(answered)}"
             )
     return found
-
-
-def _covered(settings: NetworkSettings) -> tuple[int, int]:
-    """Height and width of the region that a focus look sees, in an image of the view's size."""
-    (seen,), view = settings.candidates, settings.view
-    if seen.is_whole:
-        return view.height_px, view.width_px
-    px = seen.extent_px(view.height_px, view.width_px)
-    return px, px
-
-
-def resize_matrix(side: int, px: int, resize: GlanceResize) -> NDArray[np.float32]:
-    """(px, side): resizing is linear, so that a column of pixels is resized by a product with this matrix."""
-    if side == px:
-        return np.eye(px, dtype=np.float32)
-    with torch.inference_mode():
-        matrix: NDArray[np.float32] = resized(torch.eye(side)[None, None], (px, side), resize)[0, 0].numpy()
-    return matrix
-
-
-def one_graph(files: Mapping[str, Path], settings: NetworkSettings) -> Any:
-    """The ModelProto of all looks; files: {part: graph}."""
-    try:
-        import onnx
-    except ModuleNotFoundError:
-        raise MissingExtra("onnx", "export") from None
-    parts = {name: onnx.load(file) for name, file in files.items()}
-    graph = _Composer(onnx, parts, settings).all_looks()
-    versions: dict[str, int] = {}
-    for entry in (entry for part in parts.values() for entry in part.opset_import):
-        versions[entry.domain] = max(entry.version, versions.get(entry.domain, 0))
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
-    )
-    model.ir_version = max(part.ir_version for part in parts.values())
-    if model.ByteSize() > MOST_BYTES:
-        raise BadSetting(
-            f"all looks in one graph take {model.ByteSize() / 1e9:.1f} GB, more than one ONNX graph can hold."
-        )
-    return model
-
-
-class _Composer:
-    """Puts the graphs of parts into one. Names of a part's tensors begin with the part's name, so that none clash."""
-
-    def __init__(self, onnx: Any, parts: Mapping[str, Any], settings: NetworkSettings) -> None:
-        self.onnx = onnx
-        self.types = onnx.TensorProto
-        self.parts = parts
-        self.settings = settings
-
-    def all_looks(self) -> Any:
-        types, settings, view = self.types, self.settings, self.settings.view
-        units, resize, placed = settings.policy.units, settings.glance_resize, settings.policy.place
-        before = ["no_policy_memory", *(["whole_place"] if placed else [])]
-        after = ["last_policy_memory", *(["last_place"] if placed else [])]
-        nodes, weights = self._part("glance", {"glances": "glances"})
-        nodes = [
-            # The glance is rows x image x columns.
-            self._node(SHRINKING, "MatMul", ["images", "columns"], ["narrow"]),
-            self._node(SHRINKING, "MatMul", ["rows", "narrow"], ["glances"]),
-            *nodes,
-            self._node(LEAVING, "Shape", ["thresholds"], ["looks"]),
-            self._node(LEAVING, "Sub", ["looks", "the_glance"], ["focus_looks"]),
-            self._node(LEAVING, "Squeeze", ["focus_looks"], ["most"]),
-            *self._unsure("glance/confidence", "none_yet", "unsure"),
-            self._node(
-                LEAVING,
-                "Loop",
-                ["most", "unsure", *(f"glance/{name}" for name in ("logits", "memory", "map")), *before],
-                ["logits", "last_memory", "last_map", *after, "answers", "confidences", "where"],
-                body=self._look(),
-            ),
-            self._node(LEAVING, "Identity", ["glance/answer"], ["answer"]),
-            self._node(LEAVING, "Identity", ["glance/confidence"], ["confidence"]),
-        ]
-        weights += [
-            self._constant("the_glance", [1], "int64"),
-            self._constant("none_yet", 0, "int64"),
-            self._constant("no_policy_memory", [[0.0] * units], "float32"),
-            *([self._constant("whole_place", [WHOLE_PLACE], "float32")] if placed else []),
-            self._constant("rows", resize_matrix(view.height_px, settings.glance_px, resize), "float32"),
-            self._constant("columns", resize_matrix(view.width_px, settings.glance_px, resize).T, "float32"),
-        ]
-        inputs = [
-            self._value("images", types.FLOAT, [1, 3, view.height_px, view.width_px]),
-            self._value("thresholds", types.FLOAT, ["looks"]),
-        ]
-        one, each = [1], ["focused", 1]
-        shapes: list[list[Any]] = [[1, "classes"], one, one, each, each, [*each, 2]]
-        outputs = [
-            self._value(name, types.INT64 if name.startswith("answer") else types.FLOAT, shape)
-            for name, shape in zip(OUTPUTS, shapes, strict=True)
-        ]
-        return self.onnx.helper.make_graph(nodes, "looks", inputs, outputs, initializer=weights)
-
-    def _look(self) -> Any:
-        """The body of the loop: aim, cut the region out, look at it, and decide whether to go on."""
-        types = self.types
-        aim, aim_weights = self._aim()
-        cut, cut_weights = self._region()
-        placed, placed_weights = self._place()
-        focus, focus_weights = self._focus()
-        leave = [
-            self._node(LEAVING, "Add", ["number", "one_more"], ["focused"]),
-            *self._unsure("confidence_after", "focused", "go_on"),
-        ]
-        inputs = [
-            self._value("number", types.INT64, []),
-            self._value("still_unsure", types.BOOL, []),
-            *(self._value(name, types.FLOAT) for name in ("logits_before", "memory", "map", "policy_memory")),
-            *([self._value("place", types.FLOAT, [1, 3])] if placed else []),
-        ]
-        outputs = [
-            self._value("go_on", types.BOOL, []),
-            *(self._value(name, types.FLOAT) for name in ("logits_after", "memory_after", "map_after")),
-            self._value("policy_memory_after", types.FLOAT),
-            *([self._value("place_after", types.FLOAT, [1, 3])] if placed else []),
-            self._value("answer_after", types.INT64, [1]),
-            self._value("confidence_after", types.FLOAT, [1]),
-            self._value("aimed_at", types.FLOAT, [1, 2]),
-        ]
-        return self.onnx.helper.make_graph(
-            [*aim, *cut, *placed, *focus, *leave],
-            "look",
-            inputs,
-            outputs,
-            initializer=[
-                *(*aim_weights, *cut_weights, *placed_weights, *focus_weights),
-                self._constant("one_more", 1, "int64"),
-            ],
-        )
-
-    def _region(self) -> tuple[list[Any], list[Any]]:
-        """What the next look sees: the image or a square of it, resized unless it has the right size already."""
-        (seen,), (high, wide) = self.settings.candidates, _covered(self.settings)
-        resizes = seen.is_whole or high != seen.px
-        nodes, weights = ([], []) if seen.is_whole else self._square("square" if resizes else "patches")
-        if resizes:
-            nodes += [
-                self._node(CUTTING, "MatMul", ["images" if seen.is_whole else "square", "region_columns"], ["slim"]),
-                self._node(CUTTING, "MatMul", ["region_rows", "slim"], ["patches"]),
-            ]
-            weights += [
-                self._constant("region_rows", resize_matrix(high, seen.px, seen.resize), "float32"),
-                self._constant("region_columns", resize_matrix(wide, seen.px, seen.resize).T, "float32"),
-            ]
-        return nodes, weights
-
-    def _square(self, result: str) -> tuple[list[Any], list[Any]]:
-        """Cut a square out where the policy aims, like the network does: at floor(where x room), the product in float32."""
-        view, (high, wide) = self.settings.view, _covered(self.settings)
-        nodes = [
-            self._node(CUTTING, "Clip", ["aimed_at", "zero", "one"], ["share"]),
-            self._node(CUTTING, "Mul", ["share", "room"], ["start_px"]),
-            self._node(CUTTING, "Floor", ["start_px"], ["first_px"]),
-            self._node(CUTTING, "Cast", ["first_px"], ["first"], to=self.types.INT64),
-            self._node(CUTTING, "Reshape", ["first", "pair"], ["start"]),
-            self._node(CUTTING, "Add", ["start", "region_hw"], ["end"]),
-            self._node(CUTTING, "Slice", ["images", "start", "end", "hw"], [result]),
-        ]
-        weights = [
-            self._constant("zero", 0, "float32"),
-            self._constant("one", 1, "float32"),
-            self._constant("pair", [2], "int64"),
-            self._constant("hw", [2, 3], "int64"),
-            self._constant("room", [view.height_px - high, view.width_px - wide], "float32"),
-            self._constant("region_hw", [high, wide], "int64"),
-        ]
-        return nodes, weights
-
-    def _place(self) -> tuple[list[Any], list[Any]]:
-        """What the look covers, for the next aim, like LearntPolicy.place_of; nothing where the policy does not use it."""
-        (seen,), view = self.settings.candidates, self.settings.view
-        if not self.settings.policy.place:
-            return [], []
-        share = seen.share_of(view.height_px, view.width_px)
-        if share >= 1:
-            return [self._node(CUTTING, "Identity", ["whole_place"], ["place_after"])], []
-        node = self._node(CUTTING, "Concat", ["aimed_at", "covered_share"], ["place_after"], axis=1)
-        return [node], [self._constant("covered_share", [[share]], "float32")]
-
-    def _aim(self) -> tuple[list[Any], list[Any]]:
-        """From the feature map of the glance first, then from that of the previous look."""
-        given = {name: name for name in ("map", "policy_memory", *(["place"] if self.settings.policy.place else []))}
-        made = {"where": "aimed_at", "policy_memory_after": "policy_memory_after"}
-        codes = [self.settings.code_of(each) for each in (GLANCE, 0)]
-        if self.settings.looks == 2 or codes[0] == codes[1]:
-            return self._part(aim_part(codes[0]), given | made)
-        return self._chosen([aim_part(code) for code in codes], given, made)
-
-    def _focus(self) -> tuple[list[Any], list[Any]]:
-        answered = {"logits": "logits_after", "confidence": "confidence_after", "answer": "answer_after"}
-        if self.settings.classifier != "cascaded":
-            given = {"patches": "patches", "memory": "memory"}
-            return self._part(
-                focus_part(self.settings, 0), given | {"memory_after": "memory_after", "map": "map_after"} | answered
-            )
-        nodes, weights = self._part("focus", {"patches": "patches", "vector": "vector", "map": "map_after"})
-        nodes.append(self._node("focus", "Concat", ["memory", "vector"], ["memory_after"], axis=1))
-        answers = [answer_part(look) for look in range(2, self.settings.looks + 1)]
-        more_nodes, more_weights = self._chosen(answers, {"memory": "memory_after"}, answered)
-        return nodes + more_nodes, weights + more_weights
-
-    def _unsure(self, confidence: str, number: str, result: str) -> list[Any]:
-        """Whether the confidence is not above the threshold of the look of this number."""
-        return [
-            self._node(LEAVING, "Gather", ["thresholds", number], [f"{result}/threshold"]),
-            self._node(LEAVING, "Greater", [confidence, f"{result}/threshold"], [f"{result}/sure"]),
-            self._node(LEAVING, "Not", [f"{result}/sure"], [f"{result}/not_sure"]),
-            self._node(LEAVING, "Squeeze", [f"{result}/not_sure"], [result]),
-        ]
-
-    def _chosen(
-        self, names: Sequence[str], given: Mapping[str, str], made: Mapping[str, str], first: int = 0
-    ) -> tuple[list[Any], list[Any]]:
-        """One part for each round of the loop, counted from `first`; the last part serves all later rounds."""
-        now, *later = names
-        if not later:
-            return self._part(now, {**given, **made})
-        branches = {}
-        for branch, some in (("then_branch", [now]), ("else_branch", later)):
-            inside = {old: f"{now}/{branch}/{old}" for old in made}
-            nodes, weights = self._chosen(some, given, inside, first + 1)
-            outputs = [self._value(name, self._type_of(old)) for old, name in inside.items()]
-            branches[branch] = self.onnx.helper.make_graph(nodes, branch, [], outputs, initializer=weights)
-        nodes = [
-            self._node(LEAVING, "Equal", ["number", f"{now}/its_number"], [f"{now}/now"]),
-            self._node(LEAVING, "If", [f"{now}/now"], list(made.values()), **branches),
-        ]
-        return nodes, [self._constant(f"{now}/its_number", first, "int64")]
-
-    def _type_of(self, output: str) -> int:
-        kind: int = self.types.INT64 if output == "answer" else self.types.FLOAT
-        return kind
-
-    def _part(self, name: str, outside: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
-        """The nodes and weights of a part; outside: {its input or output: name in the whole graph}."""
-
-        def renamed(tensors: Iterable[str]) -> list[str]:
-            return [tensor and outside.get(tensor, f"{name}/{tensor}") for tensor in tensors]
-
-        nodes, weights = [], []
-        for one in self.parts[name].graph.node:
-            if any(attribute.HasField("g") for attribute in one.attribute):
-                raise BadSetting(
-                    f"the part {name!r} has a graph within its graph, which cannot be put into another one."
-                )
-            node = self.onnx.NodeProto()
-            node.CopyFrom(one)
-            node.name = f"{name}/{one.name}"
-            node.input[:], node.output[:] = renamed(one.input), renamed(one.output)
-            nodes.append(node)
-        for one in self.parts[name].graph.initializer:
-            weight = self.onnx.TensorProto()
-            weight.CopyFrom(one)
-            weight.name = renamed([one.name])[0]
-            weights.append(weight)
-        made = {output.name for output in self.parts[name].graph.output}
-        if "logits" in made and "confidence" not in made:  # exported graphs do not have this output
-            logits, confidence, answer = renamed(["logits", "confidence", "answer"])
-            shares, last = f"{name}/shares", f"{name}/of_classes"
-            nodes += [
-                self._node(name, "Softmax", [logits], [shares], axis=1),
-                self._node(name, "ReduceMax", [shares, last], [confidence], keepdims=0),
-                self._node(name, "ArgMax", [shares], [answer], axis=1, keepdims=0),
-            ]
-            weights.append(self._constant(last, [1], "int64"))
-        return nodes, weights
-
-    def _node(self, purpose: str, kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
-        return self.onnx.helper.make_node(kind, inputs, outputs, name=f"{purpose}/{outputs[0]}", **attributes)
-
-    def _value(self, name: str, kind: int, shape: Sequence[int | str] | None = None) -> Any:
-        return self.onnx.helper.make_tensor_value_info(name, kind, shape)
-
-    def _constant(self, name: str, value: Any, kind: str) -> Any:
-        return self.onnx.numpy_helper.from_array(np.array(value, kind), name)

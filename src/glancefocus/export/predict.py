@@ -108,9 +108,12 @@ class Manifest(TypedDict):
     runtime     onnx, openvino, executorch or litert
     batch       the only batch size that the graphs take; None: any
     candidates  the views of looks after the glance, the smallest first
+    first_view  glance: the first look sees the whole image; centre, random: a patch of it
     frames      frames of a clip; 1: pictures
     classifier  recurrent, summed: a memory of one size; cascaded: the features of all looks, joined
+    policy      learnt: graphs aim; centre_corner, random: places by a rule
     place       whether the policy also gets where the last look was, and how much it covered
+    classifier_place  the same for the classifier, of each look
     score       what is compared with the thresholds: confidence, entropy or value (of the policy's critic)
     thresholds  one for each look; with several candidates one row for each look; None: take every look
     temperatures  what the logits of each look are divided by; None: nothing
@@ -120,14 +123,17 @@ class Manifest(TypedDict):
 
     runtime: str
     batch: int | None
+    first_view: str
     glance_px: int
     candidates: list[Candidate]
     looks: int
     frames: int
     glance_resize: str
     classifier: str
+    policy: str
     policy_units: int
     place: bool
+    classifier_place: bool
     view: View
     classes: list[str]
     score: str
@@ -192,6 +198,8 @@ def scene_of(pictures: Sequence[Image.Image], manifest: Manifest) -> Scene:
     """The same for a picture, or the frames of a clip, in RGB."""
     extents = [extent for each in manifest["candidates"] if isinstance(extent := each["extent"], int)]
     least_px = max(extents, default=1) if manifest["looks"] > 1 else 1
+    least_px = max(least_px, 1 if manifest["first_view"] == "glance" else manifest["glance_px"])
+    least_px = max(least_px, SAMPLE_PX if "random" in (manifest["first_view"], manifest["policy"]) else 1)
     views = [_view(picture, manifest["view"], least_px) for picture in pictures]
     width, height = pictures[0].size
     notes = [f"upscaled from {width}x{height} px"] if min(width, height) < least_px else []
@@ -387,6 +395,9 @@ def open_network(manifest: Manifest, folder: Path, threads: int = 1) -> "Looker"
 
 
 WHOLE_PLACE = np.array([0.5, 0.5, 1], dtype=np.float32)
+CENTRE_AND_CORNERS = np.array([[0.5, 0.5], [0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
+MIDDLE = CENTRE_AND_CORNERS[0]
+SAMPLE_PX, PRIME = 16, 2**31 - 1
 
 
 @dataclass
@@ -457,12 +468,26 @@ class Looker:
 
     def _glance(self, scenes: Sequence[Scene]) -> list[Row]:
         px, nothing = self.manifest["glance_px"], np.zeros(self.manifest["policy_units"], dtype=np.float32)
-        small = [[shrink(frame, px, self.manifest["glance_resize"]) for frame in scene.frames] for scene in scenes]
-        outputs = self._run("glance", [(self._normalised(frames),) for frames in small])
-        return [
-            Row(scene, str(px), memory, map_, logits, nothing, len(self.candidates) - 1)
-            for scene, (logits, memory, map_) in zip(scenes, outputs, strict=True)
-        ]
+        seen = [self._first_seen(scene) for scene in scenes]
+        placed = self.manifest["classifier_place"] and self.manifest["first_view"] != "glance"
+        inputs = [(self._normalised(frames), *([place] if placed else [])) for frames, place in seen]
+        outputs = self._run("glance", inputs)
+        rows = []
+        for scene, (_, place), (logits, memory, map_) in zip(scenes, seen, outputs, strict=True):
+            rows.append(Row(scene, str(px), memory, map_, logits, nothing, len(self.candidates) - 1, place=place))
+        return rows
+
+    def _first_seen(self, scene: Scene) -> tuple[list[Array], Array]:
+        """What the first look sees: the whole image resized, or a patch; and its place, see Row.place."""
+        px, first = self.manifest["glance_px"], self.manifest["first_view"]
+        if first == "glance":
+            return [shrink(frame, px, self.manifest["glance_resize"]) for frame in scene.frames], WHOLE_PLACE
+        where = MIDDLE if first == "centre" else drawn_place(scene, 1)
+        height, width = scene.frames[0].shape[:2]
+        top, left = _corner(where, height, width, px)
+        view = self.manifest["view"]
+        place = np.array([*where, px / min(view["height_px"], view["width_px"])], dtype=np.float32)
+        return [frame[top : top + px, left : left + px] for frame in scene.frames], place
 
     def _judge(self, rows: list[Row], threshold: Any, last: bool) -> None:
         """Set the score of every row, whether it stops, and otherwise the candidate of its next look.
@@ -495,6 +520,15 @@ class Looker:
 
     def _aim(self, rows: list[Row]) -> None:
         """Set where each row looks next."""
+        if self.manifest["policy"] == "random":
+            for row in rows:
+                row.where = drawn_place(row.scene, row.looks + 1)
+            return
+        if self.manifest["policy"] == "centre_corner":
+            seen_before = 1 if self.manifest["first_view"] == "centre" else 0
+            for row in rows:
+                row.where = CENTRE_AND_CORNERS[(row.looks - 1 + seen_before) % len(CENTRE_AND_CORNERS)]
+            return
         for last, group in _grouped(rows, lambda row: row.last):
             inputs = [(row.map, row.policy_memory, *self._policy_inputs(row)) for row in group]
             for row, (where, memory, value) in zip(group, self._run(f"aim_{last}", inputs), strict=True):
@@ -512,7 +546,11 @@ class Looker:
             view = self.candidates[following]
             seen = [self._seen(row, view) for row in group]
             if self.manifest["classifier"] != "cascaded":
-                inputs = [(pixels, row.memory) for pixels, row in zip(seen, group, strict=True)]
+                placed = self.manifest["classifier_place"]
+                inputs = [
+                    (pixels, row.memory, *([row.place] if placed else []))
+                    for pixels, row in zip(seen, group, strict=True)
+                ]
                 for row, (logits, memory, map_) in zip(group, self._run(view["graph"], inputs), strict=True):
                     row.logits, row.memory, row.map = logits, memory, map_
                 continue
@@ -593,9 +631,25 @@ def region_of(view: Candidate, where: Array, height: int, width: int) -> tuple[i
     if extent is None:
         return 0, 0, height, width
     side = int(extent) if extent > 1 else max(1, round(extent * min(height, width)))
-    room = np.array([height - side, width - side], dtype=np.float32)
-    top, left = np.floor(where.clip(0, 1) * room).astype(int).tolist()
+    top, left = _corner(where, height, width, side)
     return top, left, side, side
+
+
+def drawn_place(scene: Scene, number: int) -> Array:
+    """(y, x) in [0, 1) of look `number`, where places are drawn: it follows from the pixels in the middle of the image."""
+    height, width = scene.frames[0].shape[:2]
+    top, left = _corner(MIDDLE, height, width, SAMPLE_PX)
+    levels = scene.frames[0][top : top + SAMPLE_PX, left : left + SAMPLE_PX].transpose(2, 0, 1).reshape(-1)
+    weights = np.random.RandomState(number).randint(0, PRIME, size=(2, levels.size), dtype=np.int64)
+    place: Array = ((weights * levels.astype(np.int64)).sum(axis=1) % PRIME / PRIME).astype(np.float32)
+    return place
+
+
+def _corner(where: Array, height: int, width: int, px: int) -> tuple[int, int]:
+    """(top, left) of a patch of this side in an image of this size."""
+    room = np.array([height - px, width - px], dtype=np.float32)
+    top, left = np.floor(where.clip(0, 1) * room).astype(int).tolist()
+    return top, left
 
 
 def _grouped(rows: list[Row], key: Callable[[Row], Key]) -> list[tuple[Key, list[Row]]]:

@@ -1,4 +1,4 @@
-"""Pretrained weights that timm names for its backbones: where they are, and how to get them.
+"""Pretrained weights that timm names for its backbones: where they are, how to get them, and their last layer.
 
 They are taken from the local cache of downloads. Where they are not there and cannot be downloaded, an error says so within
 seconds, with the file to fetch.
@@ -11,6 +11,7 @@ from typing import Any
 
 import huggingface_hub
 import torch
+from torch import nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.machine import ensure_torchvision
@@ -131,3 +132,23 @@ def hub_id(backbone: str) -> str | None:
 def has_pretrained_weights(backbone: str) -> bool:
     """Whether timm names weights for a backbone."""
     return bool(timm.is_model_pretrained(backbone))
+
+
+def forget_answers(backbone: nn.Module) -> None:
+    """Set the last layer to zeros, for classes that are new to a pretrained backbone.
+
+    A random last layer with few classes answers at random with high confidence (timm draws from a range of 1 / sqrt(classes)), and
+    the first updates then ruin the layers below.
+    """
+    head = head_names(backbone)
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if name in head:
+                parameter.zero_()
+
+
+def head_names(backbone: Any) -> set[str]:
+    heads = backbone.get_classifier()
+    heads = heads if isinstance(heads, tuple) else (heads,)
+    own = {id(p) for h in heads for p in h.parameters()}
+    return {n for n, p in backbone.named_parameters() if id(p) in own}

@@ -14,19 +14,20 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint, BadSetting, UnknownName
 from glancefocus.machine import available_bytes, ensure_torchvision, open_file, read_file
-from glancefocus.network.backbones import cannot_be_had, create_options
+from glancefocus.network.backbones import cannot_be_had, create_options, forget_answers
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import (
+    PLACE_FEATURES,
     CascadedClassifier,
     Classifier,
     Encoder,
-    LearntPolicy,
     RecurrentClassifier,
     SummedClassifier,
 )
+from glancefocus.network.places import make_policy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
-from glancefocus.settings import GLANCE, NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, from_plain, to_plain
 from glancefocus.values import Range, checked_number, is_writable_text, shown
 
 ensure_torchvision()
@@ -43,28 +44,21 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
         return Encoder(backbone) if settings.frames == 1 else ClipEncoder(backbone, settings.frames, settings.shift_div)
 
     glance_encoder = encoder()
-    focus_encoder = glance_encoder if settings.shared_encoder else encoder()
+    if settings.own_norms and not glance_encoder.norms:
+        raise BadSetting(f"own_norms=true needs batch norms, but {settings.backbone!r} has none. Leave it out.")
+    another = glance_encoder.with_own_norms if settings.own_norms else encoder
+    focus_encoder = glance_encoder if settings.shared_encoder and not settings.own_norms else another()
     features = glance_encoder.vector_features
     if settings.classifier == "cascaded":
         classifier: Classifier = CascadedClassifier(features, settings.classes, settings.looks)
     elif settings.classifier == "summed":
         classifier = SummedClassifier(len(settings.candidates))
     else:
-        classifier = RecurrentClassifier(features, settings.classes, settings.classifier_units)
+        inputs = features + (PLACE_FEATURES if settings.classifier_place else 0)
+        classifier = RecurrentClassifier(inputs, settings.classes, settings.classifier_units)
     sides, map_channels = _map_sides(glance_encoder, settings)
-    codes = tuple(
-        settings.view_codes.index(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE)
-    )
-    policy = LearntPolicy(
-        settings.policy,
-        map_channels,
-        sides[settings.glance_px],
-        tuple(sides[view.px] for view in settings.candidates),
-        codes,
-        settings.frames,
-        tuple(view.share_of(settings.view.height_px, settings.view.width_px) for view in settings.candidates),
-    )
-    whole_encoder = encoder() if settings.whole_encoder else None
+    policy = make_policy(settings, map_channels, sides)
+    whole_encoder = another() if settings.whole_encoder else None
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy, whole_encoder).eval()
 
 
@@ -262,8 +256,9 @@ _BEYOND_TIMM = {"mobilenetv3_large_125": _mobilenetv3_large_125}
 def count_parameters(settings: NetworkSettings) -> int:
     """How many numbers the network learns."""
     net = on_meta(settings)
-    encoder = sum(p.numel() for p in net.glance_encoder.parameters())
-    return sum(p.numel() for p in net.parameters()) + encoder * ((not settings.shared_encoder) + settings.whole_encoder)
+    own = net.glance_encoder.norms if settings.own_norms else [net.glance_encoder]
+    others = (settings.own_norms or not settings.shared_encoder) + settings.whole_encoder
+    return sum(p.numel() for p in net.parameters()) + others * sum(p.numel() for m in own for p in m.parameters())
 
 
 @functools.lru_cache(maxsize=1)
@@ -275,7 +270,8 @@ def _on_meta_cached(settings: str) -> GlanceFocus:
 def on_meta(settings: NetworkSettings) -> GlanceFocus:
     """The network without values, its encoders as one; made once for the same settings."""
     # One encoder is enough for counting, since all have the same layers.
-    return _on_meta_cached(json.dumps(to_plain(replace(settings, shared_encoder=True, whole_encoder=False))))
+    one = replace(settings, shared_encoder=True, own_norms=False, whole_encoder=False)
+    return _on_meta_cached(json.dumps(to_plain(one)))
 
 
 _FLOAT_BYTES = 4
@@ -378,23 +374,3 @@ def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> Non
 
 def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def forget_answers(backbone: nn.Module) -> None:
-    """Set the last layer to zeros, for classes that are new to a pretrained backbone.
-
-    A random last layer with few classes answers at random with high confidence (timm draws from a range of 1 / sqrt(classes)), and
-    the first updates then ruin the layers below.
-    """
-    head = head_names(backbone)
-    with torch.no_grad():
-        for name, parameter in backbone.named_parameters():
-            if name in head:
-                parameter.zero_()
-
-
-def head_names(backbone: Any) -> set[str]:
-    heads = backbone.get_classifier()
-    heads = heads if isinstance(heads, tuple) else (heads,)
-    own = {id(p) for h in heads for p in h.parameters()}
-    return {n for n, p in backbone.named_parameters() if id(p) in own}

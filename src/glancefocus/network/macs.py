@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from glancefocus.costs import Costs
 from glancefocus.look import Aim, Look
 from glancefocus.network.build import on_meta
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Costs
+from glancefocus.network.modules import LearntPolicy
 from glancefocus.settings import NetworkSettings
 
 
@@ -36,7 +37,7 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
     """
     encoder = on_meta(settings).focus_encoder
     counted: dict[tuple[int, int], int | None] = {}
-    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
+    with torch.device("meta"), torch.no_grad(), WithoutNorms():
         for height, width in sizes:
             images = torch.empty(settings.frames, 3, height, width)
             try:
@@ -49,7 +50,7 @@ def count_backbone(settings: NetworkSettings, sizes: Sequence[tuple[int, int]]) 
 def count_network(net: GlanceFocus) -> Costs:
     """The same for a network that is on the meta device already."""
     settings = net.settings
-    with torch.device("meta"), torch.no_grad(), _WithoutNorms():
+    with torch.device("meta"), torch.no_grad(), WithoutNorms():
         encoder, classifier = net.glance_encoder, net.classifier
         frames, view = settings.frames, settings.view
         whole = torch.empty(frames, 3, view.height_px, view.width_px)
@@ -68,7 +69,8 @@ def count_network(net: GlanceFocus) -> Costs:
         for number in range(2, settings.looks + 1):
             answers.append(count_macs(lambda m=memory, n=number: answer_look(m, n)))  # type: ignore[misc]
             memory = classifier.remember(net.classifier_input(encoder, vector), memory)
-        policy_macs = count_macs(lambda: net.policy.aim(look)) if settings.looks > 1 else 0
+        learnt = settings.looks > 1 and isinstance(net.policy, LearntPolicy)
+        policy_macs = count_macs(lambda: net.policy.aim(look)) if learnt else 0
         focus_policy_macs = {
             view.name: count_macs(lambda each=each: _aim_after(net, look, each))  # type: ignore[misc]
             for each, view in enumerate(settings.candidates)
@@ -82,11 +84,11 @@ def count_network(net: GlanceFocus) -> Costs:
         policy_macs=policy_macs,
         classifier_macs=tuple(answers),
         backbone_macs=whole_image_macs + own_head_macs,
-        focus_policy_macs=focus_policy_macs if settings.looks > 2 else {},
+        focus_policy_macs=focus_policy_macs if learnt and settings.looks > 2 else {},
     )
 
 
-class _WithoutNorms(TorchFunctionMode):
+class WithoutNorms(TorchFunctionMode):
     """Passes batch norms over: they have no products that count, and on the meta device take most of the time."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,6 +97,8 @@ class _WithoutNorms(TorchFunctionMode):
 
 def _aim_after(net: GlanceFocus, look: Look, candidate: int) -> None:
     """One aim after a look at this candidate."""
+    if not isinstance(net.policy, LearntPolicy):
+        return
     side = net.policy.side_of(candidate)
     map_ = torch.empty(1, look.map.shape[1], side, side)
     aim = Aim(torch.empty(1, 2), candidate)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
-from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, padded_alike
+from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, padded_alike, sizes_of
 from glancefocus.network.modules import (
     Aimed,
     Classifier,
@@ -23,9 +23,11 @@ from glancefocus.network.modules import (
     Encoding,
     LearntPolicy,
     SummedClassifier,
+    covered_place,
     rows_by_candidate,
 )
-from glancefocus.region import Region
+from glancefocus.network.places import UnlearntPolicy, covered_extents, first_region
+from glancefocus.region import Region, zoomed
 from glancefocus.settings import GLANCE, NetworkSettings
 
 
@@ -52,12 +54,17 @@ class Runner(Protocol):
     The frames of clips are folded into the batch of images and patches, (B x frames, 3, px, px).
     """
 
-    def glance(self, images: Tensor) -> Seen:
-        """The first look; images (B, 3, px, px)."""
+    def glance(self, images: Tensor, place: Tensor | None = None) -> Seen:
+        """The first look; images (B, 3, px, px), place as in `focus`; None: it is a glance, or the classifier does not use it."""
         ...
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
-        """Look `number` (2 for the first focus) at this candidate view; patches (B, 3, px, px), memory (B, .) the classifier's."""
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
+        """Look `number` (2 for the first focus) at this candidate view.
+
+        patches  (B, 3, px, px)
+        memory   (B, .) the classifier's
+        place    (B, 3) what the look covers, see covered_place; None: the classifier does not use it
+        """
         ...
 
     def aim(
@@ -74,7 +81,9 @@ class GlanceFocus(nn.Module):
     glance_encoder, focus_encoder  views to feature maps and vectors
     whole_encoder  the same for candidates that show the whole image; None: the focus encoder sees these, too
     classifier     vectors of all looks so far to an answer
-    policy         a feature map to the next place
+    policy         a feature map to the next place; or places by a rule
+    extents        of the candidate views and the first look, see LearntPolicy, if the classifier gets the place of each look;
+                   otherwise None
     runtime        name of the runtime that computes the parts; None: these modules, with gradients where they are enabled
     light_weights  whether that runtime rounds weights
     """
@@ -85,17 +94,18 @@ class GlanceFocus(nn.Module):
         glance_encoder: Encoder,
         focus_encoder: Encoder,
         classifier: Classifier,
-        policy: LearntPolicy,
+        policy: LearntPolicy | UnlearntPolicy,
         whole_encoder: Encoder | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.glance_region, self.candidates = Region(settings.glance_view), settings.candidates
+        self.candidates = settings.candidates
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
         self.classifier = classifier
         self.policy = policy
+        self.extents = covered_extents(settings) if settings.classifier_place else None
         self._runner: Runner | None = None
         self.runtime: str | None = None
         self.light_weights = False
@@ -110,37 +120,54 @@ class GlanceFocus(nn.Module):
         """
         other = copy.copy(self)
         other._modules = dict(self._modules)  # else the policy below would replace that of this network
-        other.policy = copy.copy(self.policy)
-        other.policy.run = None if runner is None else runner.aim
+        if isinstance(self.policy, LearntPolicy):  # others have nothing to compute
+            other.policy = copy.copy(self.policy)
+            other.policy.run = None if runner is None else runner.aim
         other._runner, other.runtime, other.light_weights = runner, runtime, light_weights
         return other
+
+    def repeated_tensors(self) -> dict[str, str]:
+        """{name in the state dict: an earlier name of the same tensor}, where encoders share weights."""
+        first: dict[int, str] = {}
+        named = self.state_dict(keep_vars=True).items()
+        return {name: known for name, tensor in named if (known := first.setdefault(id(tensor), name)) != name}
 
     @property
     def runner(self) -> Runner:
         """Computes the parts: the network's own modules, unless computed_by gave it another one."""
         return ModuleRunner(self) if self._runner is None else self._runner
 
-    def glance(self, scene: Scene | Tensor | Sequence[Tensor]) -> Look:
-        """The first look: the whole of each image at low resolution.
+    @property
+    def learnt_policy(self) -> LearntPolicy:
+        """`policy`, where it must be a learnt one: for the stages that train it."""
+        assert isinstance(self.policy, LearntPolicy), "this network aims by a rule"
+        return self.policy
+
+    def glance(self, scene: Scene | Tensor | Sequence[Tensor], where: Tensor | None = None) -> Look:
+        """The first look: the whole of each image at low resolution; or a patch, see NetworkSettings.first_view.
 
         scene  a scene, or a normalised batch (B, 3, H, W), or a list of images of any sizes; for a network of clips
                (B, frames, 3, H, W)
+        where  (B, 2) places of random first views; None: those that follow from the pixels of each image
         """
         scene = as_scene(scene)
-        settings = self.settings
-        check_frames(scene, settings.frames)
-        images = scene.view(self.glance_region)
-        return self._first_look(scene, self.runner.glance(images))
+        check_frames(scene, self.settings.frames)
+        region = first_region(self.settings, scene, where)
+        views = scene.view(region)
+        where = None if region.where is None else region.where.to(views.device)
+        return self._first_look(scene, self.runner.glance(views, self._first_place(where)), where)
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
         """The first look at a scene whose glance is encoded already.
 
         answer  memory and logits, where they are known too
         """
-        memory, logits = self.answer_glance(encoding.vector) if answer is None else answer
-        return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector))
+        where = first_region(self.settings, scene).where
+        where = None if where is None else where.to(encoding.vector.device)
+        memory, logits = self.answer_glance(encoding.vector, self._first_place(where)) if answer is None else answer
+        return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
 
-    def _first_look(self, scene: Scene, seen: Seen) -> Look:
+    def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(
             number=1,
             scene=scene,
@@ -150,18 +177,24 @@ class GlanceFocus(nn.Module):
             map=seen.map,
             candidate=GLANCE,
             memory=seen.memory,
+            aim=None if where is None else Aim(where, GLANCE),
             known_best=seen.best,
         )
+
+    def _first_place(self, where: Tensor | None) -> Tensor | None:
+        """What first looks at these places covered, for the classifier; None: they are glances, or it does not use it."""
+        return None if where is None or self.extents is None else covered_place(self.extents, GLANCE, where, where)
 
     def focus(self, look: Look, aim: Aim) -> Look:
         """The next look: one region of each image, where it was aimed; in the paper a patch at full resolution."""
         number, candidate = look.number + 1, aim.candidate
+        where = self._place(look, aim) if self.settings.zoom else aim.where
+        place = None if self.extents is None else covered_place(self.extents, candidate, where, where)
         if isinstance(candidate, int):
-            seen = self.runner.focus(
-                look.scene.view(self._region(candidate, aim.where)), look.memory, number, candidate
-            )
+            views = look.scene.view(self._region(candidate, where))
+            seen = self.runner.focus(views, look.memory, number, candidate, place)
         else:
-            seen = self._focus_by_candidate(look, aim, candidate, number)
+            seen = self._focus_by_candidate(look, where, candidate, number, place)
         return Look(
             number=number,
             scene=look.scene,
@@ -173,16 +206,43 @@ class GlanceFocus(nn.Module):
             memory=seen.memory,
             policy_memory=aim.memory,
             aim=aim,
+            place=where if self.settings.zoom else None,
             known_best=seen.best,
         )
 
-    def _focus_by_candidate(self, look: Look, aim: Aim, candidate: Tensor, number: int) -> Seen:
+    def _place(self, look: Look, aim: Aim) -> Tensor:
+        """(B, 2) where an aim relative to the region of the last look is in the whole image."""
+        sizes = sizes_of(look.scene)
+        seen = torch.cat([torch.zeros_like(sizes), sizes], dim=1)
+        last, where = self._extents_px(look.candidate, sizes), look.where
+        if where is not None:
+            free = (sizes - last[:, None]).clamp_min(0)
+            begin = (where.to(sizes) * free).floor()
+            square = torch.cat([begin, last[:, None].expand(-1, 2)], dim=1)
+            seen = torch.where(last[:, None] > 0, square, seen)
+        place = zoomed(aim.where.to(sizes), seen, self._extents_px(aim.candidate, sizes), sizes)
+        return place.to(aim.where)
+
+    def _extents_px(self, candidate: int | Tensor, sizes: Tensor) -> Tensor:
+        """(B,) side of the squares that looks at candidates cover in images of these sizes; 0: the whole image."""
+        numbers = [candidate] * len(sizes) if isinstance(candidate, int) else candidate.tolist()
+        views = [None if number == GLANCE else self.candidates[number] for number in numbers]
+        sides = [
+            0 if view is None or view.is_whole else view.extent_px(int(height), int(width))
+            for view, (height, width) in zip(views, sizes.tolist(), strict=True)
+        ]
+        return torch.tensor(sides, dtype=sizes.dtype)
+
+    def _focus_by_candidate(
+        self, look: Look, where: Tensor, candidate: Tensor, number: int, place: Tensor | None
+    ) -> Seen:
         """The same for rows with different candidate views, which are computed view by view, not padded."""
         groups = rows_by_candidate(candidate)
         seen = []
         for each, rows in groups:
-            views = look.scene.keep(rows).view(self._region(each, aim.where[rows]))
-            seen.append(self.runner.focus(views, look.memory[rows], number, each))
+            views = look.scene.keep(rows).view(self._region(each, where[rows]))
+            covered = None if place is None else place[rows]
+            seen.append(self.runner.focus(views, look.memory[rows], number, each, covered))
         order = torch.cat([rows for _, rows in groups]).argsort()
         vectors = [one.vector for one in seen if one.vector is not None]
         return Seen(
@@ -213,17 +273,28 @@ class GlanceFocus(nn.Module):
         own = self.whole_encoder if self.candidates[candidate].is_whole else None
         return self.focus_encoder if own is None else own
 
-    def answer_glance(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The classifier's memory of the glance, and the first answer, by the part that the settings name."""
-        memory = self.remember_glance(vector)
+    def answer_glance(self, vector: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The classifier's memory of the first look, and the first answer, by the part that the settings name."""
+        memory = self.remember_glance(vector, place)
         return memory, self.first_answer(vector, memory)
 
-    def remember_glance(self, vector: Tensor) -> Tensor:
-        """(B, .) the classifier's memory after a glance with these features."""
-        return self.classifier.remember(self.classifier_input(self.glance_encoder, vector), None, GLANCE)
+    def remember_glance(self, vector: Tensor, place: Tensor | None = None) -> Tensor:
+        """(B, .) the classifier's memory after a first look with these features; place: see classifier_input."""
+        return self.classifier.remember(self.classifier_input(self.glance_encoder, vector, place), None, GLANCE)
 
-    def classifier_input(self, encoder: Encoder, vector: Tensor) -> Tensor:
-        """What the classifier gets of a look: the vector, or the answer of the encoder's own head where answers are summed."""
+    def remember_again(self, look: Look) -> Tensor:
+        """The same for a first look; no gradient flows into the encoder."""
+        where = None if look.aim is None else look.aim.where
+        return self.remember_glance(look.features.detach(), self._first_place(where))
+
+    def classifier_input(self, encoder: Encoder, vector: Tensor, place: Tensor | None = None) -> Tensor:
+        """What the classifier gets of a look: the vector, or the answer of the encoder's own head where answers are summed.
+
+        place  (B, 3) what the look covered, which is added to the vector if the classifier uses it; None: it was a glance
+        """
+        if self.extents is not None:
+            place = covered_place(self.extents, GLANCE, None, vector) if place is None else place.to(vector.dtype)
+            return torch.cat([vector, place], dim=1)
         return encoder.own_head(vector) if isinstance(self.classifier, SummedClassifier) else vector
 
     def first_answer(self, vector: Tensor, memory: Tensor) -> Tensor:
@@ -246,25 +317,25 @@ class ModuleRunner:
     net: GlanceFocus
     whole_views: dict[int, Encoding] | None = None
 
-    def glance(self, images: Tensor) -> Seen:
+    def glance(self, images: Tensor, place: Tensor | None = None) -> Seen:
         encoding: Encoding = self.net.glance_encoder(images)
-        memory, logits = self.net.answer_glance(encoding.vector)
+        memory, logits = self.net.answer_glance(encoding.vector, place)
         return Seen(logits, memory, encoding.map, encoding.vector)
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
         net = self.net
         encoder, encoding = net.encoder_of(candidate), (self.whole_views or {}).get(candidate)
         if encoding is None:
             encoding = encoder(patches)
             if self.whole_views is not None and net.candidates[candidate].is_whole:
                 self.whole_views[candidate] = encoding
-        memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector), memory, candidate)
+        memory = net.classifier.remember(net.classifier_input(encoder, encoding.vector, place), memory, candidate)
         return Seen(net.classifier.answer(memory, number), memory, encoding.map, encoding.vector)
 
     def aim(
         self, map_: Tensor, last: int, memory: Tensor | None, next_code: Tensor | None, place: Tensor | None
     ) -> Aimed:
-        aimed: Aimed = self.net.policy(map_, last, memory, next_code, place)
+        aimed: Aimed = self.net.learnt_policy(map_, last, memory, next_code, place)
         return aimed
 
 

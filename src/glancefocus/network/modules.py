@@ -1,5 +1,6 @@
 """The torch modules of a network: the encoder around a timm backbone, the classifiers, and the learnt policy."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -48,6 +49,17 @@ class Encoder(nn.Module):
         """The backbone's own classifier; distilled transformers have two."""
         head = self.backbone.get_classifier()
         return head if isinstance(head, tuple) else (head,)
+
+    @property
+    def norms(self) -> list[nn.Module]:
+        """Its batch norms."""
+        return [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+    def with_own_norms(self) -> "Encoder":
+        """Another encoder with the same weights, not copies of them, but for its batch norms, which start as copies."""
+        own = {id(each) for norm in self.norms for each in (*norm.parameters(False), *norm.buffers(False))}
+        shared = {id(each): each for each in (*self.parameters(), *self.buffers()) if id(each) not in own}
+        return copy.deepcopy(self, shared)  # which takes what is in this table as copied already
 
     def own_head(self, vector: Tensor) -> Tensor:
         """What the backbone alone would answer, (B, classes): FC_t of the paper's regulariser (Eq. 9)."""
@@ -175,6 +187,24 @@ class Aimed(NamedTuple):
     value: Tensor
 
 
+PLACE_FEATURES = 3
+"""Numbers that say what a look covered, see covered_place."""
+
+
+def covered_place(extents: tuple[float, ...], candidate: int | Tensor, where: Tensor | None, like: Tensor) -> Tensor:
+    """(B, 3) what looks covered: where as (y, x), and the extent; the whole image is (0.5, 0.5, 1).
+
+    extents  of the candidate views and the first look, see LearntPolicy
+    where    (B, 2); None: glances
+    like     the result has the rows, type and device of this tensor
+    """
+    if where is None:
+        return torch.tensor([0.5, 0.5, 1.0], dtype=like.dtype, device=like.device).expand(like.shape[0], PLACE_FEATURES)
+    extent = torch.tensor(extents, dtype=like.dtype, device=like.device)[candidate].expand(like.shape[0])
+    known = torch.where(extent[:, None] < 1, where.to(like.dtype), 0.5)
+    return torch.cat([known, extent[:, None]], dim=1)
+
+
 class LearntPolicy(nn.Module):
     """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
 
@@ -186,7 +216,7 @@ class LearntPolicy(nn.Module):
     sides        the same for each candidate view
     codes        the code of each candidate, and last that of the glance, see NetworkSettings.view_codes
     extents      side of the square that each candidate covers, as a share of the image's shorter side; 1: the whole image, which
-                 has no place. Used with settings.place only.
+                 has no place. Last that of the first look. Used with settings.place only.
     frames       of a clip; their maps lie one after the other in the map's channels
     run          computes `forward` instead of these modules, where another runner does, see model.Runner
     """
@@ -227,11 +257,16 @@ class LearntPolicy(nn.Module):
                 nn.Linear(settings.linear_units, settings.units),
                 nn.ReLU(),
             )
-        place_features = 3 if settings.place else 0
+        place_features = PLACE_FEATURES if settings.place else 0
         self.gru = nn.GRUCell(settings.units + code_features + place_features, settings.units)
         self.actor = nn.Linear(settings.units, 2)
         self.critic = nn.Linear(settings.units, 1)
         self.run: Callable[[Tensor, int, Tensor | None, Tensor | None, Tensor | None], Aimed] | None = None
+
+    @property
+    def candidates(self) -> range:
+        """The numbers of the candidate views."""
+        return range(len(self.sides))
 
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.
@@ -288,16 +323,10 @@ class LearntPolicy(nn.Module):
         return one_hot(candidate, len(self.sides), like) if self.several else None
 
     def place_of(self, look: Look) -> Tensor | None:
-        """(B, 3) what a look covered: where as (y, x), and its extent; the whole image is (0.5, 0.5, 1). None: not used."""
+        """(B, 3) what a look covered, see covered_place. None: not used."""
         if self.extents is None:
             return None
-        like = look.map
-        if look.aim is None:
-            return torch.tensor([0.5, 0.5, 1.0], dtype=like.dtype, device=like.device).expand(like.shape[0], 3)
-        extents = torch.tensor([*self.extents, 1.0], dtype=like.dtype, device=like.device)
-        extent = extents[look.candidate].expand(like.shape[0])
-        where = torch.where(extent[:, None] < 1, look.aim.where.to(like.dtype), 0.5)
-        return torch.cat([where, extent[:, None]], dim=1)
+        return covered_place(self.extents, look.candidate, look.where, look.map)
 
     def side_of(self, candidate: int) -> int:
         """Side of the feature map of a look at this candidate, or at GLANCE."""

@@ -1,9 +1,9 @@
 """A network taken apart into graphs of tensors, for runtimes and exports. The loop stays outside of them.
 
-    glance       glances -> logits, memory, map
-    aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value
+    glance       glances [, place] -> logits, memory, map                            place: of a patch, if the classifier gets it
+    aim_96       map, policy_memory [, next_size] [, place] -> where, policy_memory, value       where the policy is learnt,
                                                                                       one for every code that a look can have
-    focus        patches, memory -> logits, memory, map                               with a recurrent classifier
+    focus        patches, memory [, place] -> logits, memory, map                     with a recurrent classifier
     focus_112    patches, memory -> logits, memory, map                               with a summed one, for every candidate
     focus        patches -> vector, map                                               with a cascaded one, which also has
     answer_2     memory -> logits                                                     for every look after the glance
@@ -19,7 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.modules import Aimed, CascadedClassifier, Encoding, RecurrentClassifier, SummedClassifier
+from glancefocus.network.modules import (
+    PLACE_FEATURES,
+    Aimed,
+    CascadedClassifier,
+    Encoding,
+    RecurrentClassifier,
+    SummedClassifier,
+)
 from glancefocus.settings import GLANCE, NetworkSettings
 
 
@@ -86,31 +93,29 @@ def whole_backbone(net: GlanceFocus) -> Part:
 
 
 def _parts(net: GlanceFocus) -> Iterator[Part]:
-    settings, policy = net.settings, net.policy
+    settings = net.settings
     cascaded = isinstance(net.classifier, CascadedClassifier)
     frames = () if settings.frames == 1 else (settings.frames,)
     glance_px, sides_px = settings.glance_px, tuple(view.px for view in settings.candidates)
-    units, features = policy.gru.hidden_size, net.glance_encoder.vector_features
-    yield Part(
-        "glance",
-        GlancePart(net),
-        ("glances",),
-        ("logits", "memory", "map"),
-        ((*frames, 3, glance_px, glance_px),),
-        (glance_px,),
-    )
+    units, features = settings.policy.units, net.glance_encoder.vector_features
+    names: tuple[str, ...] = ("glances",)
+    shapes: tuple[tuple[int, ...], ...] = ((*frames, 3, glance_px, glance_px),)
+    if settings.classifier_place and settings.first_view != "glance":
+        names, shapes = (*names, "place"), (*shapes, (PLACE_FEATURES,))
+    yield Part("glance", GlancePart(net), names, ("logits", "memory", "map"), shapes, (glance_px,))
     if settings.looks == 1:
         return
     channels = settings.frames * net.glance_encoder.map_channels
     last_looks = {settings.code_of(each): each for each in (*range(len(settings.candidates)), GLANCE)}
-    for code in settings.view_codes if settings.looks > 2 else [settings.code_of(GLANCE)]:
+    aiming = settings.view_codes if settings.looks > 2 else [settings.code_of(GLANCE)]
+    for code in aiming if settings.policy.kind == "learnt" else ():
+        policy = net.learnt_policy
         side = policy.side_of(last_looks[code])
-        shapes: tuple[tuple[int, ...], ...] = ((channels, side, side), (units,))
-        names: tuple[str, ...] = ("map", "policy_memory")
+        names, shapes = ("map", "policy_memory"), ((channels, side, side), (units,))
         if policy.several:
             names, shapes = (*names, "next_size"), (*shapes, (len(settings.candidates),))
         if policy.extents is not None:
-            names, shapes = (*names, "place"), (*shapes, (3,))
+            names, shapes = (*names, "place"), (*shapes, (PLACE_FEATURES,))
         yield Part(
             aim_part(code), AimPart(net, last_looks[code]), names, ("where", "policy_memory_after", "value"), shapes
         )
@@ -122,14 +127,10 @@ def _parts(net: GlanceFocus) -> Iterator[Part]:
         return
     seen, different_px = (*frames, 3, sides_px[0], sides_px[0]), tuple(dict.fromkeys(sides_px))
     if not cascaded:
-        yield Part(
-            "focus",
-            FocusPart(net, 0),
-            ("patches", "memory"),
-            ("logits", "memory_after", "map"),
-            (seen, (settings.classifier_units,)),
-            different_px,
-        )
+        names, shapes = ("patches", "memory"), (seen, (settings.classifier_units,))
+        if settings.classifier_place:
+            names, shapes = (*names, "place"), (*shapes, (PLACE_FEATURES,))
+        yield Part("focus", FocusPart(net, 0), names, ("logits", "memory_after", "map"), shapes, different_px)
         return
     yield Part("focus", FocusEncoderPart(net), ("patches",), ("vector", "map"), (seen,), different_px)
     for look in range(2, settings.looks + 1):
@@ -141,12 +142,13 @@ def _as_batch(images: Tensor) -> Tensor:
     return images.flatten(0, 1) if images.dim() == 5 else images
 
 
-def _first_memory(net: GlanceFocus, vector: Tensor) -> Tensor:
-    """The classifier's memory after the glance, without multiplying the GRU's first memory, which is zero, by its weights."""
+def _first_memory(net: GlanceFocus, vector: Tensor, place: Tensor | None) -> Tensor:
+    """The classifier's memory after the first look, without multiplying the GRU's first memory, which is zero, by its weights."""
     if not isinstance(net.classifier, RecurrentClassifier):
         return net.remember_glance(vector)
     gru = net.classifier.gru
-    reset, update, new = F.linear(vector, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
+    given = net.classifier_input(net.glance_encoder, vector, place)
+    reset, update, new = F.linear(given, gru.weight_ih, gru.bias_ih).chunk(3, dim=1)
     no_reset, no_update, no_new = gru.bias_hh.chunk(3)
     new = torch.tanh(new + torch.sigmoid(reset + no_reset) * no_new)
     return new - torch.sigmoid(update + no_update) * new
@@ -157,9 +159,9 @@ class GlancePart(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, glances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, glances: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.net.glance_encoder(_as_batch(glances))
-        memory = _first_memory(self.net, encoding.vector)
+        memory = _first_memory(self.net, encoding.vector, place)
         return self.net.first_answer(encoding.vector, memory), memory, encoding.map
 
 
@@ -171,10 +173,11 @@ class FocusPart(nn.Module):
         self.encoder, self.classifier = net.encoder_of(candidate), net.classifier
         self.candidate = candidate
 
-    def forward(self, patches: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, patches: Tensor, memory: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         encoding: Encoding = self.encoder(_as_batch(patches))
         summed = isinstance(self.classifier, SummedClassifier)  # see GlanceFocus.classifier_input
         given = self.encoder.own_head(encoding.vector) if summed else encoding.vector
+        given = given if place is None else torch.cat([given, place], dim=1)
         memory = self.classifier.remember(given, memory, self.candidate)
         return self.classifier.answer(memory, 2), memory, encoding.map
 
@@ -222,7 +225,7 @@ class AimPart(nn.Module):
 
     def __init__(self, net: GlanceFocus, last: int) -> None:
         super().__init__()
-        self.policy = net.policy
+        self.policy = net.learnt_policy
         self.last = last
 
     def forward(
@@ -245,8 +248,8 @@ class WithBest(nn.Module):
         self.part = part
         self.number = number
 
-    def forward(self, seen: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
-        made = self.part(seen) if memory is None else self.part(seen, memory)
+    def forward(self, seen: Tensor, memory: Tensor | None = None, place: Tensor | None = None) -> tuple[Tensor, ...]:
+        made = self.part(*(each for each in (seen, memory, place) if each is not None))
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
         confidence, answer = outputs[self.number].float().softmax(dim=1).max(dim=1)
         return *outputs, confidence, answer

@@ -7,9 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glancefocus.look import Aim, Look
+from glancefocus.errors import BadSetting
+from glancefocus.look import Aim, Look, Scene
+from glancefocus.loop import LookingNetwork, Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import LearntPolicy
+from glancefocus.network.places import UnlearntPolicy, centre_or_corner
+from glancefocus.settings import NetworkSettings
 
 
 class RandomPolicy:
@@ -32,21 +36,21 @@ class RandomPolicy:
 
 
 class RandomCandidates:
-    """The learnt policy, with candidate views drawn at random (paper, section 4.2: in all training stages).
+    """The network's policy, with candidate views drawn at random (paper, section 4.2: in all training stages).
 
     candidates  numbers of the views to draw from; None: all
     """
 
     def __init__(
         self,
-        policy: LearntPolicy,
+        policy: LearntPolicy | UnlearntPolicy,
         generator: torch.Generator | None = None,
         *,
         each_row: bool = False,
         candidates: Sequence[int] | None = None,
     ) -> None:
         self.policy = policy
-        self.candidates = range(len(policy.sides)) if candidates is None else candidates
+        self.candidates = policy.candidates if candidates is None else candidates
         self.generator = generator
         self.each_row = each_row
 
@@ -55,17 +59,27 @@ class RandomCandidates:
 
 
 class OneCandidate:
-    """The learnt policy, with the same candidate view for every look.
+    """The network's policy, with the same candidate view for every look.
 
     candidate  number of the view
     """
 
-    def __init__(self, policy: LearntPolicy, candidate: int) -> None:
+    def __init__(self, policy: LearntPolicy | UnlearntPolicy, candidate: int) -> None:
         self.policy = policy
         self.candidate = candidate
 
     def aim(self, look: Look) -> Aim:
         return self.policy.aim(look, self.candidate)
+
+
+class InTurns:
+    """Several policies that take turns: the first one aims the first focus look, the next one the second, and so on."""
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        self.policies = policies
+
+    def aim(self, look: Look) -> Aim:
+        return self.policies[(look.number - 1) % len(self.policies)].aim(look)
 
 
 def draw_candidate(
@@ -91,6 +105,10 @@ class EvidencePolicy:
     """
 
     def __init__(self, net: GlanceFocus, candidate: int | None = None) -> None:
+        if net.settings.first_view != "glance":
+            raise BadSetting(
+                f"this policy reads a glance, and the first look of this network is {net.settings.first_words}."
+            )
         self.net = net
         self.candidate = len(net.candidates) - 1 if candidate is None else candidate
         view, settings = net.candidates[self.candidate], net.settings.view
@@ -127,15 +145,43 @@ class EvidencePolicy:
 class CentreCornerPolicy:
     """The centre first, then the four corners, then the centre again and so on (paper, ablation study).
 
-    candidate  number of the view of every look
+    candidate       number of the view of every look
+    patches_before  1: the first look saw the centre already
     """
 
-    ORDER = ((0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
-
-    def __init__(self, candidate: int = 0) -> None:
+    def __init__(self, candidate: int = 0, patches_before: int = 0) -> None:
         self.candidate = candidate
+        self.patches_before = patches_before
+
+    @staticmethod
+    def of(settings: NetworkSettings, candidate: int) -> "CentreCornerPolicy":
+        """For a network: the corners come first where its first look sees the centre."""
+        return CentreCornerPolicy(candidate, 1 if settings.first_view == "centre" else 0)
 
     def aim(self, look: Look) -> Aim:
-        place = self.ORDER[(look.number - 1) % len(self.ORDER)]
-        where = torch.tensor(place, device=look.logits.device).expand(look.count, 2)
-        return Aim(where=where, candidate=self.candidate)
+        return Aim(where=centre_or_corner(look, self.patches_before), candidate=self.candidate)
+
+
+class RandomFirstViews:
+    """A network without a glance, for training: the places of its random first views are drawn anew for every batch.
+
+    generator  not drawn from: its seed gives that of an own one, so what others draw from it stays the same
+    """
+
+    def __init__(self, net: GlanceFocus, generator: torch.Generator) -> None:
+        self.net = net
+        self.generator = torch.Generator().manual_seed(generator.initial_seed() ^ _FIRST_VIEWS)
+
+    def glance(self, scene: Scene) -> Look:
+        return self.net.glance(scene, torch.rand(scene.count, 2, generator=self.generator))
+
+    def focus(self, look: Look, aim: Aim) -> Look:
+        return self.net.focus(look, aim)
+
+
+_FIRST_VIEWS = 0x6C6F6F6B
+
+
+def learning_network(net: GlanceFocus, generator: torch.Generator) -> LookingNetwork:
+    """The network as it is trained: with random first views that are drawn from a generator, where it has such."""
+    return RandomFirstViews(net, generator) if net.settings.first_view == "random" else net

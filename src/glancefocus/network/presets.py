@@ -27,7 +27,10 @@ LINEAR_POLICY = PolicySettings(head="linear", units=1024)
 
 @dataclass(frozen=True)
 class Family:
-    """What the paper chose for one family of backbones (section 3.4, A.1, A.3); `name` is how their timm names begin."""
+    """What the paper chose for one family of backbones (section 3.4, A.1, A.3); `name` is how their timm names begin.
+
+    training_options  options of the backbones in the paper's presets that act in training only: dropout and drop-connect
+    """
 
     names: tuple[str, ...]
     looks: int = 5
@@ -35,6 +38,7 @@ class Family:
     first_answer: str = "classifier"
     policy: PolicySettings = CONV_POLICY
     view: ViewSettings = field(default_factory=ViewSettings)
+    training_options: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -50,13 +54,20 @@ FAMILIES = {
     "resnet": Family(("resnet",), policy=LINEAR_POLICY),
     "densenet": Family(("densenet",), policy=LINEAR_POLICY),
     "regnet": Family(("regnet",), first_answer="own_head_evaluating"),
-    "mobilenet": Family(("mobilenet", "tf_mobilenet"), looks=3, classifier="cascaded", first_answer="own_head"),
+    "mobilenet": Family(
+        ("mobilenet", "tf_mobilenet"),
+        looks=3,
+        classifier="cascaded",
+        first_answer="own_head",
+        training_options={"drop_rate": 0.2, "drop_path_rate": 0.2},
+    ),
     "efficientnet": Family(
         ("efficientnet", "tf_efficientnet"),
         looks=4,
         classifier="cascaded",
         first_answer="own_head",
         view=ViewSettings(interpolation="bicubic"),
+        training_options={"drop_rate": 0.3, "drop_path_rate": 0.2},
     ),
 }
 OTHER_FAMILY = Family(())
@@ -88,6 +99,7 @@ def _preset(name: str, backbone: str, px: int, **more: Any) -> Preset:
     family = family_of(backbone)[1]
     settings: dict[str, Any] = {**family.settings(), "backbone": backbone, "glance_px": px, "focus": (str(px),)}
     settings["view"] = replace(family.view, **more.pop("view", {}))
+    settings["backbone_options"] = dict(family.training_options)
     # Several patch sizes (paper, section 4.2): maps are upsampled after the policy's convolution, so it needs one.
     settings |= {key: more.pop(key) for key in ("focus", "policy", "looks") if key in more}
     return Preset(name, NetworkSettings(**settings), **more)
@@ -141,6 +153,14 @@ _MINI = NetworkSettings(
 )
 PRESETS["gf-mini-48"] = Preset("gf-mini-48", replace(_MINI, looks=4))
 PRESETS["gf-ms-mini-48"] = Preset("gf-ms-mini-48", replace(_MINI, focus=("32", "48", "64")))
+# The Swedish traffic signs (section 5.1): ResNet-18 on road scenes of 960x1280 px. The paper does not say how many looks it has;
+# here as many as its other ResNets.
+_ROADS = ViewSettings(fit="stretch", height_px=960, width_px=1280)
+PRESETS["gf-resnet18-192-roads"] = Preset(
+    "gf-resnet18-192-roads",
+    replace(_preset("", "resnet18", 192).settings, classes=4, view=_ROADS),
+    published_backbone_macs=44.7e9,
+)
 # Clips (A.4): ResNet-50 with the temporal shift, the cascaded classifier, 3 looks. The paper does not say by what its policy sees a
 # clip; with two linear layers on eight maps it would have 300 million weights, so it is the convolution here.
 _CLIPS: dict[str, Any] = {"classifier": "cascaded", "first_answer": "own_head", "policy": CONV_POLICY, "looks": 3}

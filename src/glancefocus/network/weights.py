@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadCheckpoint
 from glancefocus.machine import available_bytes, open_file
-from glancefocus.network.backbones import check_pretrained
-from glancefocus.network.build import build, head_names, load_exactly, read_safetensors
+from glancefocus.network.backbones import check_pretrained, head_names
+from glancefocus.network.build import build, load_exactly, read_safetensors
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.plain_pickles import DamagedFile, ForeignContent, PlainReader
 from glancefocus.network.presets import network_settings

@@ -35,7 +35,7 @@ from glancefocus.runtime.onnx_writing import (
     write_onnx,
 )
 from glancefocus.runtime.runner import PartsRunner, RunPart
-from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.values import BatchSize, Threads, checked, read_json
 
 CHOICES_FILE = "runtimes.json"
@@ -254,7 +254,7 @@ def made_up_images(
 
 def situation(settings: NetworkSettings, device: torch.device, batch: int) -> str:
     """What a choice depends on: the network but not its weights, the device, threads, batch, and torch."""
-    network = fingerprint(to_plain(settings))[:12]
+    network = fingerprint(settings.to_hash())[:12]
     threads = torch.get_num_threads()
     where = f"{device_name(device)}, threads {threads}, batch {batch}, torch {torch.__version__}, network {network}"
     return f"{where}, measured {MEASURING_VERSION}"

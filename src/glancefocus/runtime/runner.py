@@ -57,24 +57,25 @@ class PartsRunner:
         settings = net.settings
         cascaded = settings.classifier == "cascaded"
         aim_parts = tuple(aim_part(settings.code_of(each)) for each in (*range(len(settings.candidates)), GLANCE))
-        units = net.policy.gru.hidden_size
         focus_parts = tuple(focus_part(settings, each) for each in range(len(settings.candidates)))
         return PartsRunner(
             run,
             frames=settings.frames,
             cascaded=cascaded,
-            policy_units=units,
+            policy_units=settings.policy.units,
             aim_parts=aim_parts,
             focus_parts=focus_parts,
         )
 
-    def glance(self, images: Tensor) -> Seen:
-        logits, memory, map_, *best = self.run("glance", self._clips(images))
+    def glance(self, images: Tensor, place: Tensor | None = None) -> Seen:
+        given = [self._clips(images), *([] if place is None else [place])]
+        logits, memory, map_, *best = self.run("glance", *given)
         return Seen(logits, memory, map_, best=_best(best))
 
-    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int) -> Seen:
+    def focus(self, patches: Tensor, memory: Tensor, number: int, candidate: int, place: Tensor | None) -> Seen:
         if not self.cascaded:
-            logits, memory, map_, *best = self.run(self.focus_parts[candidate], self._clips(patches), memory)
+            given = [self._clips(patches), memory, *([] if place is None else [place])]
+            logits, memory, map_, *best = self.run(self.focus_parts[candidate], *given)
             return Seen(logits, memory, map_, best=_best(best))
         vector, map_ = self.run("focus", self._clips(patches))
         memory = torch.cat([memory, vector], dim=1)

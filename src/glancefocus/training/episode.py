@@ -206,12 +206,12 @@ class MistakenGlances:
     much. This way it learns that patches may contradict the glance. First answers and aims are not changed, and no gradient
     flows into the glance encoder.
 
-    remember  vector of a glance -> memory of the classifier
+    remember  first look -> memory of the classifier, see GlanceFocus.remember_again
     share     of the images
     """
 
     def __init__(
-        self, net: LookingNetwork, remember: Callable[[Tensor], Tensor], share: float, generator: torch.Generator
+        self, net: LookingNetwork, remember: Callable[[Look], Tensor], share: float, generator: torch.Generator
     ) -> None:
         self.net = net
         self.remember = remember
@@ -221,7 +221,7 @@ class MistakenGlances:
     def glance(self, scene: Scene) -> Look:
         look = self.net.glance(scene)
         mistaken = (torch.rand(look.count, generator=self.generator) < self.share).to(look.memory.device)
-        other = self.remember(look.features.detach().roll(1, 0))
+        other = self.remember(look).roll(1, 0)
         return replace(look, memory=torch.where(mistaken[:, None], other, look.memory))
 
     def focus(self, look: Look, aim: Aim) -> Look:

@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeAlias
 from PIL import Image
 
 from glancefocus.data.lists import medium_of
+from glancefocus.data.shards import open_picture
 from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds import WORLDS, world_classes
-from glancefocus.machine import open_file
 
 _SAMPLED_FILES = 64
 
@@ -63,7 +63,7 @@ def _sides(files: list[Path]) -> tuple[int, ...]:
     sides = []
     for file in sample:
         try:
-            with open_file(file) as stream, Image.open(stream) as picture:
+            with open_picture(file) as stream, Image.open(stream) as picture:
                 sides.append(min(picture.size))
         except Exception:  # damaged, malicious or not an image: the plug-ins of PIL raise almost anything
             continue
@@ -147,7 +147,8 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
         sizes["classifier"] = "summed"
         whole = [name for name in sizes.get("focus", network.get("focus", ())) if str(name).startswith("whole@")]
         # At full size it is the backbone itself, and has nothing more to learn.
-        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"}
+        one_for_all = network.get("shared_encoder", False) and not network.get("own_norms", False)
+        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"} and not one_for_all
     return sizes
 
 

@@ -20,6 +20,7 @@ from glancefocus.evaluation.rivals import patch_side, size_in
 from glancefocus.look import as_batch
 from glancefocus.network.build import build_backbone
 from glancefocus.network.modules import Encoder, Encoding
+from glancefocus.network.places import first_region
 from glancefocus.region import Region, resized
 from glancefocus.settings import NetworkSettings, whole
 from glancefocus.training.checkpoint import Numbers, TorchState, check_tensors
@@ -57,7 +58,7 @@ def cells_of(centre: Tensor, image_hw: tuple[int, int], cells_hw: tuple[int, int
 class EncoderStep(nn.Module):
     """Cross-entropy of an encoder's own head on whole images, or on glances.
 
-    glance_px  side of the glances; None: whole images
+    glance_px  side of the glances, or of what the first look sees instead; None: whole images
     size       (height, width) that whole images are resized to; None: not resized
     shown      the loss for the evidence; None: it has no weight
     """
@@ -80,13 +81,16 @@ class EncoderStep(nn.Module):
             EvidenceShown(encoder.map_channels * settings.frames) if stage_settings.evidence_weight > 0 else None
         )
 
-    def encode(self, images: Tensor, *, half_size: bool = False) -> Encoding:
+    def encode(self, images: Tensor, *, half_size: bool = False, generator: torch.Generator | None = None) -> Encoding:
         scene = as_batch(images, self.settings.view)
         size = halved(scene.whole, patch_side(self.encoder)) if half_size else self.size
         if size is not None:
             seen = resized(scene.whole, size, "antialias").contiguous(memory_format=torch.channels_last)
-        elif self.glance_px is not None:
+        elif self.glance_px is not None and self.settings.first_view == "glance":
             seen = scene.view(Region(whole(self.glance_px, self.settings.glance_resize)))
+        elif self.glance_px is not None:
+            where = None if generator is None else torch.rand(scene.count, 2, generator=generator)
+            seen = scene.view(first_region(self.settings, scene, where))
         else:
             seen = scene.whole
         encoding: Encoding = self.encoder(seen)
@@ -103,9 +107,13 @@ class EncoderStep(nn.Module):
         weight: Tensor | None = None,
         taught: Tensor | None = None,
         half_size: bool = False,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, list[float]]:
-        """The loss and the accuracy; centre and weight are the Places of the evidence, taught the teacher's answers."""
-        encoding, settings = self.encode(images, half_size=half_size), self.stage_settings
+        """The loss and the accuracy; centre and weight are the Places of the evidence, taught the teacher's answers.
+
+        generator  draws the places of random first views
+        """
+        encoding, settings = self.encode(images, half_size=half_size, generator=generator), self.stage_settings
         logits = self.encoder.own_head(encoding.vector)
         loss = taught_loss(logits, labels, taught, settings.distill, settings.label_smoothing)
         if self.shown is not None:
@@ -130,7 +138,7 @@ class InitialiseStage:
     small         the focus encoder on small scenes of a built-in world
     backbone      the focus encoder on whole images
     small_glance  the glance encoder (a copy of the focus encoder, or fresh) on glances of small scenes
-    glance        the same on glances of whole images
+    glance        the same on glances of whole images, or on what the first look sees instead (NetworkSettings.first_view)
     rival-160     the focus encoder on whole images resized to 160 px, with the settings of the stage glance, which trains our own
                   small inputs; see evaluation/rivals.py
     """
@@ -149,20 +157,22 @@ class InitialiseStage:
         self.data = _small_data(context, settings) if isinstance(settings, SmallSettings) else context.data
         glance_px = glance_side(name, context.settings)
         self.encoder = net.focus_encoder if glance_px is None else net.glance_encoder
-        train_only(context, [self.encoder])
+        # A shared encoder must not be trained on glances only.
+        only_norms = net.settings.own_norms and glance_px is not None
+        self.trained: list[nn.Module] = self.encoder.norms if only_norms else [self.encoder]
+        self.train_mode()
         step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
         self.evidence = None if step.shown is None else BackboneEvidence(context, self.data.train)
         self.teacher = context.teacher if settings.distill > 0 else None
-        optimizer = make_optimizer(
-            settings.optimizer, [{"params": list(step.parameters()), "lr": settings.lr}], settings.weight_decay
-        )
+        learning = [weight for weight in step.parameters() if weight.requires_grad]
+        optimizer = make_optimizer(settings.optimizer, [{"params": learning, "lr": settings.lr}], settings.weight_decay)
         self.step, self.optimizer = context.accelerator.prepare(step, optimizer)
 
     def begin(self) -> None:
-        settings = self.context.net.settings
+        net, settings = self.context.net, self.context.net.settings
         continues = self.name == "glance" and "small_glance" in self.context.settings.stages
-        if self.encoder is not self.context.net.glance_encoder or settings.shared_encoder or continues:
+        if self.encoder is not net.glance_encoder or net.glance_encoder is net.focus_encoder or continues:
             return
         own: InitialiseSettings = getattr(self.context.settings, self.name)
         if own.fresh:
@@ -170,15 +180,16 @@ class InitialiseStage:
                 torch.manual_seed(self.context.settings.seed)
                 start = Encoder(build_backbone(settings.backbone, settings.classes, settings.backbone_options))
         else:
-            start = self.context.net.focus_encoder
+            start = net.focus_encoder
         self.encoder.load_state_dict(start.state_dict())
 
     def train_mode(self) -> None:
-        train_only(self.context, [self.encoder])
+        train_only(self.context, self.trained)
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         set_rates(self.optimizer, moment.progress, self.warmup)
         more: dict[str, Any] = {} if self.evidence is None else self.evidence.places(images, labels, moment)._asdict()
+        more["generator"] = moment.generator
         if moment.progress < self.half_size:
             more["half_size"] = True
         if self.teacher is not None:
@@ -199,9 +210,17 @@ class InitialiseStage:
         return {"val_accuracy": [right / len(split)]}
 
     def finish(self) -> None:
-        whole_encoder = self.context.net.whole_encoder
-        if self.name == "backbone" and whole_encoder is not None:
-            whole_encoder.load_state_dict(self.encoder.state_dict())
+        net, settings = self.context.net, self.context.settings
+        if self.name not in ("small", "backbone"):
+            return
+        others = [net.whole_encoder]
+        # Norms of its own must fit the weights that they share with the encoder that was trained. Without a stage of its own the
+        # glance encoder starts as the focus encoder (paper, ablation: without fine-tuning).
+        if net.settings.own_norms or (settings.start is None and not settings.trains_glances):
+            others.append(net.glance_encoder)
+        for other in others:
+            if other is not None:
+                other.load_state_dict(self.encoder.state_dict())
 
     def state(self) -> TorchState:
         return {} if self.shown is None else {"shown": self.shown.state_dict()}

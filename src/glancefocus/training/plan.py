@@ -61,10 +61,11 @@ def bytes_per_image(settings: TrainSettings) -> dict[str, int]:
     net, view = _on_meta(network), network.view
     whole = _kept(net.focus_encoder, network.frames, view.height_px, view.width_px)
     glance = _kept(net.glance_encoder, network.frames, network.glance_px, network.glance_px)
-    trained = [view for n, view in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder]
+    trained = [view for view in net.candidates if not (view.is_whole and network.keeps_backbone)]
     patch = max((_kept(net.focus_encoder, network.frames, view.px, view.px) for view in trained), default=0)
     image = 3 * 4 * network.frames * view.height_px * view.width_px
-    patches = (network.looks - 1) * patch
+    two = network.own_norms and network.whole_encoder  # each has a look in every batch
+    patches = max(network.looks - 1, 2 if two else 0) * patch
 
     def looks(stage: RecogniseSettings) -> int:
         if stage.freeze_encoders:
@@ -363,7 +364,7 @@ def _network_words(settings: TrainSettings) -> str:
     patches = patches if patches.startswith("patches") else f"looks at {patches}"
     frames = f", {network.frames} frames per clip" if network.frames > 1 else ""
     return (
-        f"{network.backbone} ({weights}), glance of {network.glance_px} px, then up to {network.looks - 1} {patches}, "
+        f"{network.backbone} ({weights}), {network.first_words}, then up to {network.looks - 1} {patches}, "
         f"from {view}{frames}"
     )
 

@@ -34,58 +34,20 @@ from glancefocus.training.fitted import (
     fitted_sizes,
     survey,
 )
-from glancefocus.training.settings import STAGE_WORDS, STAGES, AimSettings, TrainSettings
+from glancefocus.training.paper_recipes import (
+    ADAPT_RECIPE,
+    PRESET_CHANGES,
+    SOMETHING_RECIPE,
+    family_recipe,
+    initialising_recipe,
+)
+from glancefocus.training.setting_checks import POLICY_STAGES
+from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings
+from glancefocus.training.shared_encoder import fit_to_shared_encoder
 
 NO_WEIGHTS = "none"
 """The option value that asks for random initialisation."""
 
-
-def family_recipe(family: str) -> Recipe:
-    """The paper's settings for a family of backbones (A.2, A.3)."""
-    rates = {"regnet": 0.02, "mobilenet": 0.005, "efficientnet": 0.005}
-    epochs = {"mobilenet": 90, "efficientnet": 30}
-    light = family in ("mobilenet", "efficientnet")
-    recognise = {
-        "epochs": epochs.get(family, 60),
-        "encoder_lr": rates.get(family, 0.01),
-        "weight_decay": 5e-5 if family == "regnet" else 1e-4,
-        "own_head_weight": 5.0 if light else 1.0,
-        "freeze_glance": light,
-    }
-    stages = ["backbone", "glance", "recognise", "aim"] + ([] if family == "efficientnet" else ["finetune"])
-    return {
-        "stages": stages,
-        "recognise": {**recognise, "classifier_lr": 0.1},
-        # Stage III samples its places as stage II does.
-        "finetune": {**recognise, "classifier_lr": 0.01, "deviation": AimSettings.deviation},
-    }
-
-
-# The paper's settings for clips (A.4). The paper uses TSM's backbone as it was released; 50 epochs at a rate of 0.01 for 64 clips
-# are TSM's own. Clips are not mirrored: that would change what a gesture means.
-SOMETHING_RECIPE: Recipe = {
-    "stages": ["backbone", "glance", "recognise", "aim"],
-    "batch_size": 64,
-    "backbone": {"epochs": 50, "lr": 0.01},
-    "glance": {"epochs": 10, "lr": 0.1},
-    "recognise": {
-        "epochs": 30,
-        "classifier_lr": 0.01,
-        "freeze_encoders": True,
-        "own_head_weight": 0.0,  # frozen heads cannot learn
-    },
-    "aim": {"epochs": 50},
-    "data": {"augment": {"flip": False}},
-}
-JESTER_CHANGES: Recipe = {"glance": {"lr": 0.01}, "recognise": {"epochs": 10}}
-# Clips get SOMETHING_RECIPE; these presets, which are for Jester, change it.
-PRESET_CHANGES: dict[str, Recipe] = {f"gf-tsm-resnet50-{px}-jester": JESTER_CHANGES for px in (80, 96, 128)}
-
-# Pretrained encoders are adapted to other classes. The paper's own were pretrained on the same classes.
-ADAPT_RECIPE: Recipe = {
-    "backbone": {"epochs": 10, "lr": 0.01},
-    "glance": {"epochs": 10, "lr": 0.01},
-}
 
 FRESH_GLANCE: Recipe = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
 
@@ -211,27 +173,28 @@ def train_settings(
     effort         scales the epochs
     """
     data, network, changes = (_without_none(table or {}) for table in (data, network, changes))
+    named = {f"network.{name}" for name in network}
     if source in WORLDS and preset is None and backbone is None:
         preset = next(iter(WORLD_RECIPES[source]))
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
-    named = network_settings(preset, backbone=backbone, **network)
-    check_backbone(named.backbone)  # before any data is read
+    asked = network_settings(preset, backbone=backbone, **network)
+    check_backbone(asked.backbone)  # before any data is read
     if changes.get("weights") == NO_WEIGHTS:
         changes["weights"] = None
     elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
-        changes["weights"] = "pretrained" if has_pretrained_weights(named.backbone) else None
+        changes["weights"] = "pretrained" if has_pretrained_weights(asked.backbone) else None
     pretrained = changes.get("weights") is not None
 
     fitting = None
     if _is_fitted(source, preset):
-        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), named.frames)
+        looked_at = survey(from_plain(DataSettings, {"source": source, **data}), asked.frames)
         fitting = Fitting(looked_at, pretrained or "start" in changes, on_gpu, effort)
         if preset is None:
             network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
         network["view"] = {"fit": "whole", **network.get("view", {})}
-    classes = len(classes_of(source, named.frames) if fitting is None else fitting.survey.classes)
+    classes = len(classes_of(source, asked.frames) if fitting is None else fitting.survey.classes)
     chosen = network_settings(preset, backbone=backbone, classes=classes, **network)
     if source in WORLDS:
         _draw_at_the_size_of_the_view(source, chosen, data)
@@ -247,9 +210,29 @@ def train_settings(
             plain = merged(plain, WITHOUT_LESSONS)
     for assignment in assignments or []:
         assign(plain, assignment)
+        named.add(assignment.partition("=")[0].strip())
+    if stages is not None:
+        named.add("stages")
+    if "stages" not in named:
+        _leave_out_what_is_not_learnt(plain)
+    fit_to_shared_encoder(plain, named)
     settings: TrainSettings = from_plain(TrainSettings, plain)
     _refuse_unused(settings, assignments or [], changes)
     return settings
+
+
+def _leave_out_what_is_not_learnt(plain: dict[str, Any]) -> None:
+    """Change a recipe for a network that aims by a rule, or that has no glance: it has fewer stages."""
+    network = plain["network"]
+    left_out = set()
+    if network["policy"]["kind"] != "learnt":
+        # Stage III stays, at the same places as stage I, so that networks with all kinds of policies are trained for as long.
+        left_out |= {*POLICY_STAGES}
+        plain.setdefault("recognise", {})["aims"] = "random"
+    if network["first_view"] != "glance":
+        left_out |= {"small_glance"}
+        plain.setdefault("glance", {})["evidence_weight"] = 0.0
+    plain["stages"] = [name for name in plain["stages"] if name not in left_out]
 
 
 def _recipe(
@@ -263,9 +246,13 @@ def _recipe(
     effort: Effort,
 ) -> Recipe:
     """The recipe for this network and this data, see the table at the top of this module."""
-    recipe = family_recipe(family_of(network.backbone)[0])
+    family = family_of(network.backbone)[0]
+    recipe = family_recipe(family)
+    if preset is not None and preset not in SMALL_PRESETS and network.frames == 1:
+        recipe = merged(recipe, initialising_recipe(family))
     if network.frames > 1:
-        recipe = merged(recipe, merged(SOMETHING_RECIPE, PRESET_CHANGES.get(preset or "", {})))
+        recipe = merged(recipe, SOMETHING_RECIPE)
+    recipe = merged(recipe, PRESET_CHANGES.get(preset or "", {}))
     if fitting is not None:
         return merged(recipe, fitted_recipe(fitting, min(network.view.height_px, network.view.width_px)))
     recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))

@@ -149,9 +149,16 @@ def _train(
 
 
 def _take_as_backbone(teacher: Teacher, context: TrainingContext, folder: Path) -> None:
-    """The teacher is the plain backbone of a run that does not train one: the baseline to beat, and the encoder of whole images."""
-    if context.net.whole_encoder is not None:
-        context.net.whole_encoder.load_state_dict(teacher.encoder.state_dict())
+    """The teacher is the plain backbone of a run that does not train one: the baseline to beat, and the encoder of whole images.
+
+    A shared encoder starts from it, unless it was trained before.
+    """
+    net, encoders = context.net, [context.net.whole_encoder]
+    if net.settings.shared_encoder:
+        encoders = [net.glance_encoder, net.focus_encoder, *encoders] if context.settings.start is None else []
+    for encoder in encoders:
+        if encoder is not None:
+            encoder.load_state_dict(teacher.encoder.state_dict())
     if context.accelerator.is_main_process:
         save_weights(folder / BACKBONE_FILE, teacher.encoder.backbone)
 

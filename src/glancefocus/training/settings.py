@@ -1,13 +1,13 @@
 """Every number of training, with the paper's value (A.2-A.4) for each family of backbones as the default."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from glancefocus.data.sources import DataSettings
-from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings, check_fields
+from glancefocus.training.setting_checks import check_aims, check_evidence, check_first_view, check_small_scenes
+from glancefocus.training.shared_encoder import check_shared_encoder
 from glancefocus.values import (
     BatchSize,
     Epochs,
@@ -47,7 +47,7 @@ Reward = Literal["contrastive", "increment", "cross_entropy"]
 class InitialiseSettings:
     """Training one encoder with its own head: on whole images (the baseline to beat), or on glances.
 
-    optimizer  sgd: Nesterov momentum 0.9; adamw
+    optimizer  sgd: Nesterov momentum 0.9; adamw; rmsprop, as MobileNetV3 and EfficientNet were trained by their authors
     warmup     the learning rate grows from zero over this share of the stage, then falls along a cosine
     fresh      the glance encoder starts from random weights instead of as a copy of the focus encoder (the paper's way). Better
                where small objects look quite different at low resolution. After a stage small_glance it continues from there.
@@ -63,7 +63,7 @@ class InitialiseSettings:
     epochs: Epochs = 90
     lr: Rate = 0.1
     weight_decay: WeightDecay = 1e-4
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "rmsprop"] = "sgd"
     label_smoothing: PartialShare = 0.0
     warmup: Share = 0.0
     fresh: bool = False
@@ -104,8 +104,9 @@ class RecogniseSettings:
                      paper). The classifier learns that patches may contradict a glance, which happens more often in new images
                      than in those that the glance encoder was trained on; 0: none
     distill          as in the stage glance, for the answer after every look and for the encoders' own heads
-    aims             stage I only. random: at random places, as in the paper. evidence: where the trained backbone finds its
-                     evidence for the label, with noise of `deviation` (beyond the paper)
+    aims             stage I only. random: at random places, as in the paper; a network whose policy is a rule (policy.kind) aims by
+                     that rule in all stages. evidence: where the trained backbone finds its evidence for the label, with
+                     noise of `deviation` (beyond the paper)
     random_share     share of the images that are aimed at random nevertheless, in stages I and III
     optimizer, warmup  as in the stage glance
     """
@@ -302,12 +303,13 @@ class TrainSettings:
         check_fields(self)
         self._check_names()
         self._check_order()
-        self._check_small_scenes()
         self._check_useless()
-        self._check_evidence()
+        check_small_scenes(self)
+        check_evidence(self)
+        check_aims(self)
+        check_first_view(self)
+        check_shared_encoder(self)
         self._check_teacher()
-        if self.network.looks < 2 and {"point", "aim", "joint"} & set(self.stages):
-            raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
 
     def _check_names(self) -> None:
         if not self.stages:
@@ -342,41 +344,16 @@ class TrainSettings:
                 "name these stages last."
             )
 
-    def _check_small_scenes(self) -> None:
-        for name, small in (("small", self.small), ("small_glance", self.small_glance)):
-            if name in self.stages and self.data.source not in WORLDS:
-                raise BadSetting(
-                    f"the stage {name} draws small scenes of a built-in world ({', '.join(WORLDS)}), "
-                    f"which {self.data.source} is not. Leave it out."
-                )
-            least_px = math.ceil(4 * self.data.signs.radius_max_px)
-            if name in self.stages and self.data.source == "signs" and small.side_px < least_px:
-                raise BadSetting(
-                    f"signs with a radius of up to {self.data.signs.radius_max_px:g} px do not fit the small scenes of the stage "
-                    f"{name}, which have {small.side_px}x{small.side_px} px. Set {name}.side_px to at least {least_px}."
-                )
-
     def _check_useless(self) -> None:
         for setting, (stages, why) in _USELESS.items():
             for name in stages:
                 if getattr(getattr(self, name), setting) > 0:
                     raise BadSetting(f"{name}.{setting} has no use: {why}.")
 
-    def _check_evidence(self) -> None:
-        """Only a glance encoder with a focus encoder beside it can learn from evidence, after the focus encoder was trained."""
-        for name in ("small_glance", "glance"):
-            if name not in self.stages or getattr(self, name).evidence_weight == 0:
-                continue
-            if self.network.shared_encoder:
-                raise BadSetting(
-                    f"{name}.evidence_weight needs two encoders: the glance encoder learns from the focus encoder where objects "
-                    f"are. This network has one shared encoder. Set {name}.evidence_weight=0."
-                )
-            if {"small", "backbone"} & set(self.stages[self.stages.index(name) :]):
-                raise BadSetting(
-                    f"with {name}.evidence_weight the stage {name} learns from the focus encoder where objects are, so the stages "
-                    "small and backbone must come before it."
-                )
+    @property
+    def trains_glances(self) -> bool:
+        """Whether a stage trains the glance encoder alone."""
+        return bool({"small_glance", "glance"} & set(self.stages))
 
     def is_taught(self, stage: str) -> bool:
         """Whether a stage learns from the trained backbone."""

@@ -20,6 +20,7 @@ from glancefocus.look import Look, Scene, as_batch
 from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, Encoding, SummedClassifier
+from glancefocus.network.policy import learning_network
 from glancefocus.progress import Progress
 from glancefocus.training.checkpoint import KnownEvidence, Numbers, TorchState
 from glancefocus.training.settings import STAGES, TrainSettings
@@ -124,11 +125,13 @@ def train_only(context: TrainingContext, trained: Iterable[nn.Module]) -> None:
 
 
 def make_optimizer(kind: str, groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9 as in the paper, or AdamW; each group stores its initial learning rate."""
+    """SGD with Nesterov momentum 0.9 as in the paper, AdamW or RMSprop; each group stores its initial learning rate."""
     for group in groups:
         group["initial_lr"] = group["lr"]
     if kind == "adamw":
         return torch.optim.AdamW(groups, weight_decay=weight_decay)
+    if kind == "rmsprop":
+        return torch.optim.RMSprop(groups, alpha=0.9, eps=1e-3, momentum=0.9, weight_decay=weight_decay)
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=weight_decay)
 
 
@@ -278,9 +281,14 @@ class FrozenGlances:
         self._train: KeptGlances | None = None
         self._val: KeptGlances | None = None
 
-    def network(self, scene: Scene, rows: Tensor | None) -> LookingNetwork:
-        """The network for a scene of these training images, with their glances if they are kept; rows None: unknown."""
+    def network(self, scene: Scene, rows: Tensor | None, generator: torch.Generator) -> LookingNetwork:
+        """The network for a scene of these training images, with their glances if they are kept; rows None: unknown.
+
+        generator  of random first views, which are not kept: they are drawn anew for every batch
+        """
         net, train = self.context.net, self.context.data.train
+        if net.settings.first_view == "random":
+            return learning_network(net, generator)
         if rows is None or not self.pays_off or not train.fixed or is_trained(net.glance_encoder):
             return net
         if self._train is None:

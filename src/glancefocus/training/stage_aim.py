@@ -205,7 +205,7 @@ class AimStage:
         self.data = context.data
         self.settings = settings or context.settings.aim
         self.epochs = self.settings.epochs
-        policy = context.net.policy
+        policy = context.net.learnt_policy
         self.train_mode()
         optimizer = torch.optim.Adam(policy.parameters(), lr=self.settings.lr, betas=(0.9, 0.999))
         self.step, self.optimizer = context.accelerator.prepare(PolicyStep(policy), optimizer)
@@ -226,7 +226,7 @@ class AimStage:
         with torch.no_grad(), self.context.accelerator.autocast():
             explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            looking = self.glances.network(scene, moment.rows)
+            looking = self.glances.network(scene, moment.rows, moment.generator)
             looks, rewards = play_and_reward(looking, scene, labels, explorer, self.context)
         numbers = improve_policy(self.context, self.step, self.optimizer, looks, rewards, deviation)
         return {**numbers, "reward": float(rewards.sum(dim=0).mean()), "accuracy": accuracy_after(looks, labels)}
@@ -354,7 +354,7 @@ class PointStage(AimStage):
             drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
             explorer = ExploringPolicy(drawn, deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
-            looking = self.glances.network(scene, moment.rows)
+            looking = self.glances.network(scene, moment.rows, moment.generator)
             if self.point.mixed_glances > 0:
                 looking = MixedGlances(looking, self.point.mixed_glances, moment.generator)
             looks = play(looking, scene, net.settings.looks, explorer)

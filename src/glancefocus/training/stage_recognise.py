@@ -3,7 +3,7 @@
 See section 3.3 of the paper; the joint stage is beyond it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from glancefocus.look import Look, as_batch
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoder, SummedClassifier
-from glancefocus.network.policy import RandomCandidates, RandomPolicy
+from glancefocus.network.policy import InTurns, RandomCandidates, RandomPolicy, learning_network
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import (
@@ -107,9 +107,9 @@ class RecogniseStep(nn.Module):
         places = None if centre is None or weight is None else Places(centre, weight)
         policy = aims(generator, (int(images.shape[-2]), int(images.shape[-1])), places)
         scene = as_batch(images, self.net.settings.view)
-        looking = self.glances.network(scene, rows)
+        looking = self.glances.network(scene, rows, generator)
         if self.settings.mistaken_glances > 0:
-            looking = MistakenGlances(looking, self.net.remember_glance, self.settings.mistaken_glances, generator)
+            looking = MistakenGlances(looking, self.net.remember_again, self.settings.mistaken_glances, generator)
         looks = play(looking, scene, self.looks, policy)
         distill = self.settings.distill
         if isinstance(self.net.classifier, SummedClassifier):
@@ -156,16 +156,39 @@ class RecogniseStage:
         net = self.context.net
         if not isinstance(net.classifier, SummedClassifier):
             return net.settings.looks
-        return min(net.settings.looks, 1 + len(self._learning_views()))
+        groups = self._learning_views()
+        looks = min(net.settings.looks, 1 + sum(map(len, groups)))
+        return looks if len(groups) < 2 else max(looks, 1 + len(groups))
 
-    def _learning_views(self) -> dict[int, View]:
-        """{number: view} of the candidates that are trained. An encoder of its own for whole images stays the plain backbone."""
+    def _learning_views(self) -> list[dict[int, View]]:
+        """{number: view} of the candidates that are trained, for each encoder that sees some of them."""
         net = self.context.net
-        return {n: v for n, v in enumerate(net.candidates) if net.encoder_of(n) is net.focus_encoder}
+        groups: dict[Encoder, dict[int, View]] = {}
+        for number, view in enumerate(net.candidates):
+            if not (view.is_whole and net.settings.keeps_backbone):
+                groups.setdefault(net.encoder_of(number), {})[number] = view
+        return list(groups.values())
 
-    def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
-        """The policy that aims; with each_row (validation) candidate views are drawn for each image, otherwise for each batch."""
-        return RandomPolicy(range(len(self.context.net.settings.candidates)), generator, each_row=each_row)
+    def aims(
+        self, generator: torch.Generator, each_row: bool = False, candidates: Sequence[int] | None = None
+    ) -> Policy:
+        """The policy that aims.
+
+        each_row    (validation) candidate views are drawn for each image, otherwise for each batch
+        candidates  numbers of the views to draw from; None: all
+        """
+        net = self.context.net
+        if net.settings.policy.kind == "centre_corner":
+            return RandomCandidates(net.policy, generator, each_row=each_row, candidates=candidates)
+        every = range(len(net.settings.candidates))
+        return RandomPolicy(every if candidates is None else candidates, generator, each_row=each_row)
+
+    def _aims_in_turns(self, generator: torch.Generator) -> Policy:
+        """The policy `aims`. Where several encoders learn, each gets a look of every batch, and so gradients of all its weights."""
+        groups = self._learning_views()
+        if len(groups) < 2:
+            return self.aims(generator)
+        return InTurns([self.aims(generator, candidates=list(views)) for views in groups])
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
@@ -173,10 +196,9 @@ class RecogniseStage:
         """The policy that aims during training; places: of the teacher's evidence in images of this size."""
         settings = self.settings
         if places is None or settings.aims == "random":
-            return self.aims(generator)
-        views = self._learning_views()
-        deviation, random_share = settings.deviation, settings.random_share
-        return TaughtAims(places, image_hw, views, generator, deviation=deviation, random_share=random_share)
+            return self._aims_in_turns(generator)
+        noise = {"deviation": settings.deviation, "random_share": settings.random_share}
+        return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in self._learning_views()])
 
     def begin(self) -> None:
         pass
@@ -193,13 +215,16 @@ class RecogniseStage:
         net = self.context.net
         if self.settings.own_head_weight > 0 or isinstance(net.classifier, SummedClassifier):
             return []
-        unused = [net.focus_encoder, net.glance_encoder]
-        return [each for each in unused if net.settings.first_answer != "own_head" or each is not net.glance_encoder]
+        if net.settings.first_answer != "own_head":
+            return [net.focus_encoder, net.glance_encoder]
+        return [] if net.settings.shared_encoder else [net.focus_encoder]  # the head answers glances
 
     def _trained_encoders(self) -> list[nn.Module]:
         net, settings = self.context.net, self.settings
         if settings.freeze_encoders:
             return []
+        if net.settings.shared_encoder:  # all of them use its weights
+            return list(dict.fromkeys([net.glance_encoder, *map(net.encoder_of, range(len(net.candidates)))]))
         return [net.focus_encoder] if settings.freeze_glance else [net.glance_encoder, net.focus_encoder]
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
@@ -234,18 +259,23 @@ class RecogniseStage:
 
 
 class FinetuneStage(RecogniseStage):
-    """Stage III: stage I with the aims of the learnt policy, and settings of its own."""
+    """Stage III: stage I with the aims of the learnt policy, and settings of its own. A policy that is a rule stays that rule."""
 
     name = "finetune"
 
-    def aims(self, generator: torch.Generator, each_row: bool = False) -> Policy:
-        return FixedPolicy(RandomCandidates(self.context.net.policy, generator, each_row=each_row))
+    def aims(
+        self, generator: torch.Generator, each_row: bool = False, candidates: Sequence[int] | None = None
+    ) -> Policy:
+        policy = self.context.net.policy
+        if self.context.net.settings.policy.kind != "learnt":
+            return super().aims(generator, each_row, candidates)
+        return FixedPolicy(RandomCandidates(policy, generator, each_row=each_row, candidates=candidates))
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
     ) -> Policy:
-        aims, settings = self.aims(generator), self.settings
-        if settings.deviation > 0:
+        aims, settings = self._aims_in_turns(generator), self.settings
+        if settings.deviation > 0 and self.context.net.settings.policy.kind == "learnt":
             aims = ExploringPolicy(aims, settings.deviation, generator)
         return SometimesRandom(aims, settings.random_share, generator) if settings.random_share > 0 else aims
 
@@ -265,9 +295,13 @@ class JointStep(nn.Module):
         self.net = net
         self.settings = settings
 
-    def forward(self, images: Tensor, labels: Tensor, policy: Policy) -> tuple[Tensor, list[float]]:
-        net, settings = self.net, self.settings
-        looks = play(net, as_batch(images, net.settings.view), net.settings.looks, policy)
+    def forward(
+        self, images: Tensor, labels: Tensor, policy: Policy, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, list[float]]:
+        """The loss and the accuracy after each look; generator: of random first views."""
+        net, settings, scene = self.net, self.settings, as_batch(images, self.net.settings.view)
+        looking = net if generator is None else learning_network(net, generator)
+        looks = play(looking, scene, net.settings.looks, policy)
         loss = recognition_loss(net, looks, labels, settings.own_head_weight)
         if settings.distill_weight > 0:
             loss = loss + settings.distill_weight * distillation_loss(looks)
@@ -310,11 +344,18 @@ class JointStage(AimStage):
         explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, accuracy = descend(
-            context, self.recognise_step, self.recognise_optimizer, images, labels, policy=explorer
+            context,
+            self.recognise_step,
+            self.recognise_optimizer,
+            images,
+            labels,
+            policy=explorer,
+            generator=moment.generator,
         )
         net.eval()
         with torch.no_grad(), context.accelerator.autocast():
-            looks, rewards = play_and_reward(net, as_batch(images, net.settings.view), labels, explorer, context)
+            looking, scene = learning_network(net, moment.generator), as_batch(images, net.settings.view)
+            looks, rewards = play_and_reward(looking, scene, labels, explorer, context)
         self.train_mode()
         aimed = improve_policy(context, self.step, self.optimizer, looks, rewards, deviation)
         return {

@@ -103,6 +103,11 @@ class BackboneEvidence:
     """
 
     def __init__(self, context: TrainingContext, train: Split | None = None) -> None:
+        if context.net.settings.zoom:
+            raise BadSetting(
+                "the evidence of the backbone has places in the whole image, but a network with zoom=true aims inside the last "
+                "region. Train it with --stages 1,2 and recognise.aims=random."
+            )
         self.context = context
         self.train = context.data.train if train is None else train
         self._known: Places | None = None

@@ -1,0 +1,74 @@
+"""`gf predict http://...`: answers from a running `gf serve` instead of a bundle on this machine."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from glancefocus.bundle.answers import Answer
+from glancefocus.cli.serve import TOKEN_VARIABLE
+from glancefocus.errors import BadSetting, UnknownName
+
+if TYPE_CHECKING:
+    from glancefocus.serving.client import Client
+
+_LOCAL_ONLY = ("budget_ms", "draw", "max_pixels", "camera", "runtime", "light_weights", "threads")
+
+
+def open_server(address: str, options: Any) -> tuple["Client", str]:
+    """The client for a server, and the name of the bundle that is meant; "": the first one."""
+    from glancefocus.serving.client import Client
+
+    for name in _LOCAL_ONLY:
+        if getattr(options, name):
+            raise BadSetting(
+                f"--{name.replace('_', '-')} is for bundles on this machine, not for a server. Leave it out."
+            )
+    url, _, bundle = address.partition("#")
+    return Client(url, token=os.environ.get(TOKEN_VARIABLE) or None), bundle
+
+
+class ServerBundle:
+    """A bundle on a server.
+
+    info  what the server says about the bundle; see GET /info
+    """
+
+    def __init__(self, client: "Client", name: str) -> None:
+        self.client = client
+        self.name = name
+        bundles = {bundle["name"]: bundle for bundle in client.info()["bundles"]}
+        if not bundles:
+            raise BadSetting(f"the server {client.url} has not loaded its bundles yet. Try again in a few seconds.")
+        if name and name not in bundles:
+            raise UnknownName("bundle on this server", name, bundles, f"It has {', '.join(bundles)}.")
+        self.info = bundles[name] if name else next(iter(bundles.values()))
+
+    def answers(
+        self, names: Sequence[tuple[str, str | None]], topk: int, **stopping: Any
+    ) -> Iterator[tuple[Answer, str, Sequence[str]]]:
+        """(answer, why it stopped, remarks) of every file, in their order; names: (file, what is wrong with it)."""
+        bundle = {"bundle": self.name} if self.name else {}
+        sent = self.client.predict_stream(_readable(names), topk=topk, **bundle, **stopping)
+        for name, error in names:
+            answer = {"file": name, "error": error} if error is not None else next(sent)
+            yield answer, self._stopped(answer), ()
+
+    def _stopped(self, answer: Answer) -> str:
+        """In the words of Outcome.stopped."""
+        if "error" in answer:
+            return ""
+        if not answer["sure"]:
+            return "out of looks" if answer["looks"] == self.info["looks"] else "out of time"
+        threshold = answer["threshold"]
+        if threshold is None or threshold < 0:
+            return "all stop here"
+        what = "above threshold" if self.info["score"] == "confidence" else f"{self.info['score']} above"
+        return f"{what} {threshold:.2f}"
+
+
+def _readable(names: Iterable[tuple[str, str | None]]) -> Iterator[str | bytes]:
+    for name, error in names:
+        if name == "-":
+            raise BadSetting("standard input cannot be sent to a server. Name a file.")
+        if error is None:
+            yield name

@@ -1,0 +1,162 @@
+"""`gf serve`: answers over HTTP, with looks that are shared by many requests, and a page to try it."""
+
+import os
+import sys
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from glancefocus.cli.main import LightWeights, Runtime, Threads, command_options
+from glancefocus.cli.printing import notice
+from glancefocus.errors import BadSetting, MissingExtra
+from glancefocus.values import BatchSize, Count, MaxPixels, Mebibytes, Milliseconds, MultiplyAdds, Port, Processes
+
+if TYPE_CHECKING:
+    from glancefocus.serving.service import LoadBundle, ServiceSettings
+
+TOKEN_VARIABLE = "GLANCEFOCUS_TOKEN"
+
+
+@command_options
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `gf serve`."""
+
+    bundles: list[str]
+    """A bundle: the folder of a trained network, or hf://user/name. Several ones need names: cats=runs/cats/bundle
+    signs=runs/signs/bundle; requests choose one by its name, and the first one answers requests that name none."""
+    _: KW_ONLY
+    host: str = "127.0.0.1"
+    """Address to listen on. The default answers this machine only; 0.0.0.0 answers every machine that can reach this one."""
+    port: Port = 8000
+    """Port to listen on; 0: any free one."""
+    token_file: Path | None = None
+    """File with a token. Requests must send it as Authorization: Bearer TOKEN. Default: the variable GLANCEFOCUS_TOKEN, if it is
+    set, otherwise no token is needed."""
+    latency_p99_ms: Milliseconds | None = None
+    """Turn the budget controller on: under load it takes cheaper thresholds from the bundle's curve, so that 99 of 100 pictures
+    are answered within this time. If the cheapest thresholds are too slow, requests are refused (503)."""
+    budget_macs: MultiplyAdds | None = None
+    """Mean multiply-adds of a picture, for requests that name neither a budget nor thresholds. With --latency-p99-ms it is the most
+    that is spent. Default: the thresholds that are stored in the bundle."""
+    batching: Literal["look", "request"] = "look"
+    """look: pictures of all requests share every look, and each is answered as soon as it stops. request: a batch of pictures is
+    finished before the next one begins (for comparison)."""
+    full_batch: BatchSize = 32
+    """Pictures that take a look together, at most."""
+    decoders: Processes | None = None
+    """Processes that decode pictures. Default: one for each CPU core, at most 4."""
+    allow_paths: Path | None = None
+    """A folder: requests in JSON may name pictures in it by their path. Default: paths are refused."""
+    max_body_mb: Mebibytes = 32
+    """Refuse requests with more mebibytes."""
+    max_pictures: Count = 64
+    """Refuse requests with more pictures."""
+    max_pixels: MaxPixels = 50_000_000
+    """Refuse pictures with more pixels."""
+    max_requests: Count = 256
+    """Requests at the same time; more are refused (503)."""
+    max_waiting: Count = 1024
+    """Pictures that wait for their answer; more are refused (503)."""
+    runtime: Runtime = None
+    light_weights: LightWeights = False
+    threads: Threads = None
+
+    def __post_init__(self) -> None:
+        if self.max_body_mb < 1:
+            raise BadSetting(f"--max-body-mb must be at least 1, but got {self.max_body_mb}.")
+        self.named()
+
+    def named(self) -> dict[str, str]:
+        """{name: bundle}, in their order."""
+        found: dict[str, str] = {}
+        for word in self.bundles:
+            name, separator, path = word.partition("=")
+            if not separator:
+                name, path = ("default", word) if len(self.bundles) == 1 else ("", word)
+            if not name or not path:
+                raise BadSetting(f"with several bundles each needs a name, such as cats=runs/cats/bundle; got {word}.")
+            if name in found:
+                raise BadSetting(f"two bundles have the name {name}. Give each a name of its own.")
+            found[name] = path
+        return found
+
+    def loaders(self) -> dict[str, "LoadBundle"]:
+        """{name: function that loads the bundle}"""
+        from glancefocus.bundle.bundle import load
+
+        return {
+            name: partial(
+                load,
+                path,
+                runtime=self.runtime,
+                threads=self.threads,
+                batch=1 if self.runtime == "auto" else None,
+                light_weights=self.light_weights,
+            )
+            for name, path in self.named().items()
+        }
+
+    def settings(self) -> "ServiceSettings":
+        """As the service takes them."""
+        from glancefocus.serving.requests import Limits
+        from glancefocus.serving.service import ServiceSettings
+
+        return ServiceSettings(
+            batching=self.batching,
+            full_batch=self.full_batch,
+            latency_p99_ms=self.latency_p99_ms,
+            budget_macs=self.budget_macs,
+            decoders=self.decoders or min(4, os.cpu_count() or 1),
+            limits=Limits(
+                body_bytes=self.max_body_mb << 20,
+                pictures=self.max_pictures,
+                pixels=self.max_pixels,
+                requests=self.max_requests,
+                waiting=self.max_waiting,
+            ),
+        )
+
+
+def serve(options: ServeOptions) -> None:
+    """Answer over HTTP: POST /predict takes pictures, / is a page to try it, /openapi.json describes everything.
+
+    Pictures of many requests share every look. A picture is answered as soon as its score is above a threshold, and the others take
+    their next look together with pictures of other requests. Ctrl-C and SIGTERM stop the server after everything that was accepted
+    is answered; SIGHUP loads the bundles again.
+
+    Example: gf serve runs/signs/bundle
+
+    Example: gf serve signs=runs/signs/bundle cats=hf://user/cats --latency-p99-ms 80
+    """
+    try:
+        from glancefocus.serving.app import Server, make_app, open_port
+        from glancefocus.serving.service import Service
+    except ImportError as error:
+        raise MissingExtra((error.name or "fastapi").partition(".")[0], "serve") from None
+    token, folder = _token(options.token_file), options.allow_paths
+    if folder is not None and not folder.is_dir():
+        raise BadSetting(f"--allow-paths must be a folder, but {folder} is none.")
+    app = make_app(Service(options.loaders(), options.settings()), token=token, folder=folder)
+    with open_port(options.host, options.port) as listening:
+        host, port = listening.getsockname()[:2]
+        notice(f"gf: http://{f'[{host}]' if ':' in host else host}:{port} answers as soon as the bundles are loaded.")
+        if token is None and host not in ("127.0.0.1", "::1"):
+            notice("gf: no token is needed, and other machines may reach this address. See --token-file.")
+        Server(app, connections=4 * options.max_requests).serve_on(listening)
+    print("gf: stopped; everything that was accepted is answered.", file=sys.stderr)
+
+
+def _token(file: Path | None) -> str | None:
+    from glancefocus.machine import read_file
+
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = read_file(file, 4096).decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"the token in {file} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    if not token:
+        raise BadSetting(f"{file} is empty. Write a token into it, such as 32 random characters.")
+    return token

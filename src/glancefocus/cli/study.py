@@ -1,0 +1,132 @@
+"""`gf study`: one table or figure of the paper, from training to the finished page."""
+
+import json
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from glancefocus.cli.main import Flag, Json, OutputName, command_options, output
+from glancefocus.cli.printing import cell, notice, print_line
+from glancefocus.progress import duration
+from glancefocus.values import Count
+
+if TYPE_CHECKING:
+    from glancefocus.studies.catalogue import Order
+    from glancefocus.studies.estimate import StudyPlan
+    from glancefocus.studies.study import Run
+
+
+@command_options
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of `gf study`."""
+
+    name: str | None = None
+    """Name of the study. Without a name, all studies are listed."""
+    data: str | None = None
+    """The data set, as for `gf train`. Default: the built-in one of the study (signs or gestures)."""
+    _: KW_ONLY
+    scale: Literal["tiny", "paper"] | None = None
+    """tiny: small networks on a built-in data set, minutes on two cores. paper: the networks and settings of the paper, which need
+    its data and GPUs. Default: tiny for built-in data, otherwise paper."""
+    output: Annotated[Path, OutputName] = Path("studies")
+    """Folder of all studies. Trained networks are in its folder runs, and are shared by all studies."""
+    seeds: Count | None = None
+    """Number of seeds. Tables have the mean and the standard deviation over them. Default: that of the study."""
+    plan: Flag = False
+    """Print what would be trained, with multiply-adds, disk space and an estimate of the hours on this machine. Trains nothing."""
+    weights: str = "pretrained"
+    """Scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none": they are trained from
+    random initialisation first."""
+    latency_file: Path | None = None
+    """For the study phone: milliseconds that were measured elsewhere, as for `gf budget`; a file, or with several networks a folder
+    with one file for each, such as resnet50-96.json. Default: they are measured here, on one thread."""
+    setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
+    """A setting of all runs as name=value, as for `gf train`; may be repeated. A setting of a stage applies to the runs that have
+    this stage."""
+    json: Json = False
+
+
+def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclopts needs a default if no option is required
+    """Reproduce a table or a figure of the paper: train its networks, measure, and write tables, figures and a page.
+
+    Networks that are trained already are found by their settings and used again. A study that was stopped continues where it
+    stopped.
+
+    Example: gf study rewards
+
+    Example: gf study main --scale paper --plan
+    """
+    from glancefocus.studies.catalogue import STUDIES, Order, page_of_study, plan_study, run_study, study_named
+    from glancefocus.studies.output import plain, remarks_of, terminal_tables
+
+    if options.name is None:
+        _print_list([(each.name, each.title, each.shows) for each in STUDIES.values()], as_json=options.json)
+        return
+    order = Order(
+        study_named(options.name),
+        options.data,
+        options.scale,
+        options.seeds,
+        options.weights,
+        tuple(options.setting or ()),
+    )
+    if options.plan:
+        _print_plan(order, plan_study(order, options.output), as_json=options.json)
+        return
+    about, result = run_study(
+        order,
+        options.output,
+        quiet=True,
+        on_run=None if options.json else _print_run,
+        latency=options.latency_file,
+    )
+    if options.json:
+        print(json.dumps(plain(about, result), indent=1, allow_nan=False))
+        return
+    console = output()
+    for table in terminal_tables(result):
+        console.print(table)
+    for remark in remarks_of(result):
+        print_line(remark)
+    notice(f"Open {page_of_study(options.output, order.study)} in a browser.")
+
+
+def _print_run(run: "Run", folder: Path, what: str) -> None:
+    stages = ", ".join(run.settings.stages)
+    notice(f"{run.name}, seed {run.settings.seed} ({stages}): {what} in {folder}")
+
+
+def _print_list(rows: list[tuple[str, str, str]], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{"name": name, "title": title, "paper": shows} for name, title, shows in rows], indent=1))
+        return
+    table = Table(title="studies")
+    for column in ("name", "what", "of the paper"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    output().print(table)
+
+
+def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plan.to_plain(), indent=1))
+        return
+    table = Table(title=f"{order.study.name}: {len(plan.runs)} runs, {len(plan.left)} of them to train")
+    for column in ("run", "stages", "seed", "state", "multiply-adds", "disk", "time here"):
+        table.add_column(column, justify="left" if column in ("run", "stages", "state") else "right")
+    for run in plan.runs:
+        spent = "" if run.state == "finished" else duration(3600 * run.hours)
+        row = (f"{run.macs / 1e12:,.3g}T", f"{run.disk_bytes / 1e6:,.0f} MB", spent)
+        table.add_row(cell(run.name), ", ".join(run.stages), str(run.seed), run.state, *row)
+    output().print(table)
+    train, val = plan.images
+    sums = f"{plan.macs / 1e12:,.3g} trillion multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
+    print_line(
+        f"{train:,} training and {val:,} validation images. In all: {sums}, about {duration(3600 * plan.hours)} on this machine "
+        f"({plan.device}). Nothing was trained."
+    )

@@ -1,0 +1,105 @@
+"""Places that are not learnt: of the first look in a network without a glance, and of policies that follow a rule."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from glancefocus.look import Aim, Look, Scene, frames_of
+from glancefocus.network.modules import LearntPolicy
+from glancefocus.region import Region
+from glancefocus.settings import GLANCE, NetworkSettings, ViewSettings, native
+
+CENTRE_AND_CORNERS = ((0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+"""Where the centre-corner policy looks: the centre, then the corners in reading order, then the centre again and so on."""
+SAMPLE_PX = 16
+"""Side of the square in the middle of an image whose pixels decide on its drawn places."""
+_PRIME = 2**31 - 1
+
+
+def draws_places(settings: NetworkSettings) -> bool:
+    """Whether any place of this network is drawn."""
+    return settings.first_view == "random" or settings.policy.kind == "random"
+
+
+def drawn_places(scene: Scene, view: ViewSettings, number: int) -> Tensor:
+    """(B, 2) in [0, 1): the drawn place of look `number` in each image.
+
+    It follows from the image's pixels, so an image is seen at the same places in every batch, by every runtime and in exported
+    programs, and nothing has to be remembered. Training draws from a generator instead.
+    """
+    middle = torch.full((scene.count, 2), 0.5)
+    pixels = scene.view(Region(native(SAMPLE_PX), middle))
+    pixels = pixels[:: frames_of(scene)]  # of a clip the first frame
+    mean, std = (torch.tensor(colours, device=pixels.device)[:, None, None] for colours in (view.mean, view.std))
+    levels = ((pixels.float() * std + mean) * 255).round().clamp(0, 255).long()
+    weights = torch.from_numpy(place_weights(number)).to(pixels.device)
+    sums = (levels.reshape(levels.shape[0], 1, -1) * weights).sum(dim=2) % _PRIME
+    return (sums.double() / _PRIME).float()
+
+
+def place_weights(number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """(2, values) int64: the factors of the sample's values, (3, px, px) flattened, for y and for x of look `number`."""
+    return np.random.RandomState(number).randint(0, _PRIME, size=(2, 3 * SAMPLE_PX**2), dtype=np.int64)
+
+
+def first_region(settings: NetworkSettings, scene: Scene, where: Tensor | None = None) -> Region:
+    """What the first look sees; where: the places of random first views, None: those that follow from the pixels."""
+    view = settings.glance_view
+    if settings.first_view == "glance":
+        return Region(view)
+    if settings.first_view == "centre":
+        return Region(view, torch.full((scene.count, 2), 0.5))
+    return Region(view, drawn_places(scene, settings.view, 1) if where is None else where)
+
+
+class UnlearntPolicy(nn.Module):
+    """Aims by a rule: at drawn places, or at the centre and the corners (paper, ablation study). It has no weights and no memory.
+
+    Without a glance, where the first look sees the centre, the corners come next.
+    """
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.kind, self.view = settings.policy.kind, settings.view
+        self.candidates = range(len(settings.candidates))
+        self.patches_before = 1 if settings.first_view == "centre" else 0
+
+    def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
+        """Where to look next; candidate: as LearntPolicy.aim."""
+        following = self.candidates[-1] if candidate is None else candidate
+        device = look.logits.device
+        if self.kind == "random":
+            where = drawn_places(look.scene, self.view, look.number + 1).to(device)
+        else:
+            where = centre_or_corner(look, self.patches_before)
+        return Aim(where=where, candidate=following)
+
+
+def centre_or_corner(look: Look, patches_before: int = 0) -> Tensor:
+    """(B, 2) the place after this look; patches_before: how many of the places were seen at the first look."""
+    place = CENTRE_AND_CORNERS[(look.number - 1 + patches_before) % len(CENTRE_AND_CORNERS)]
+    return torch.tensor(place, device=look.logits.device).expand(look.count, 2)
+
+
+def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
+    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
+    if settings.policy.kind != "learnt":
+        return UnlearntPolicy(settings)
+    numbers = (*range(len(settings.candidates)), GLANCE)
+    return LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
+        settings.frames,
+        covered_extents(settings),
+    )
+
+
+def covered_extents(settings: NetworkSettings) -> tuple[float, ...]:
+    """What each candidate view covers, and last the first look, see LearntPolicy."""
+    size = settings.view.height_px, settings.view.width_px
+    return tuple(view.share_of(*size) for view in (*settings.candidates, settings.glance_view))

@@ -1,0 +1,355 @@
+"""Continuous batching, look by look: pictures of many requests share every look, and leave as soon as they are decided.
+
+The loop is that of loop.py, pooled as in stream.py. Here rows leave in any order, every row may have thresholds and a deadline of
+its own, and `step` computes one look: the one whose waiting rows are worth most. Which rows are computed together never changes
+their answers. There are no threads here: service.py calls `step` in a thread.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.predicting import Facts, described, scene_of
+from glancefocus.bundle.viewing import Viewed
+from glancefocus.data.images import normalise_small
+from glancefocus.look import Aim, Look
+from glancefocus.loop import CandidateRule, Deadline, ExitRule, Policy, policy_for, score_named
+from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.region import Placement
+from glancefocus.stream import FULL_BATCH, PooledLooks, WaitingRows
+
+Batching = Literal["look", "request"]
+PATIENCE_MS = 100.0
+"""A picture whose deadline is earlier than this counts as if it had waited for the rest of this time already."""
+_FIXED_ROWS = (
+    8  # what a look costs beside its rows; between that of a small network on a CPU (below 1) and of a GPU (tens)
+)
+_NEW_S = 0.001  # so that rows that came just now are worth something
+NOT_GLANCED = 0
+"""Number of looks of pictures that have not been glanced at."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When looks stop.
+
+    rule         the exit rule
+    budget_macs  the budget that it was chosen for; None: it was not chosen by a budget
+    """
+
+    rule: ExitRule
+    budget_macs: float | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """One picture that is to be answered.
+
+    viewed     the picture, normalised or not; None once it was glanced at
+    stopping   its own thresholds; None: those that are in force when it stops
+    came       when it came, in seconds of the scheduler's clock
+    deadline   by when it must have stopped; None: no deadline
+    cancelled  the answer is not needed any more
+    """
+
+    viewed: Viewed | None
+    came: float
+    stopping: Stopping | None = None
+    deadline: Deadline | None = None
+    cancelled: bool = False
+    placement: Placement | None = None
+    notes: tuple[str, ...] = ()
+    image_px: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if self.viewed is not None:
+            self.placement, self.notes = self.viewed.placement, self.viewed.notes
+            self.image_px = (int(self.viewed.image.shape[-2]), int(self.viewed.image.shape[-1]))
+
+    def since(self, patience_s: float) -> float:
+        """When it came; earlier by as much as its deadline is shorter than the usual patience."""
+        return self.came if self.deadline is None else min(self.came, self.deadline.ends_at - patience_s)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Pictures that have stopped in the same step, by the same thresholds: a row of the outcome for each job."""
+
+    outcome: Outcome
+    jobs: Sequence[Job]
+    stopping: Stopping
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step computed: which look (1 is the glance), of how many rows, in which time."""
+
+    look: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that could be computed next.
+
+    number  of looks that they have taken
+    rows    how many they are, at most a full batch
+    since   when they came, on average
+    """
+
+    number: int
+    rows: int
+    since: float
+
+    def worth(self, now: float) -> float:
+        """How long they have waited together, divided by the time that the look takes, in units of a row of it.
+
+        Older rows come first, and so do fuller batches, because a look of few rows takes almost as long as one of more.
+        """
+        return self.rows * (max(0.0, now - self.since) + _NEW_S) / (self.rows + _FIXED_ROWS)
+
+
+@dataclass(frozen=True)
+class RowRules(ExitRule):
+    """An exit rule by which every row stops by the rule of its own job.
+
+    thresholds  are not used
+    job_of      the job of a row
+    stopping_of the thresholds of a job
+    """
+
+    job_of: Callable[[int], Job] = lambda row: Job(None, 0.0)
+    stopping_of: Callable[[Job], Stopping] = lambda job: Stopping(ExitRule([0.0]))
+
+    def rules(self, look: Look) -> list[ExitRule]:
+        """The rule of every row."""
+        return [self.stopping_of(self.job_of(row)).rule for row in look.rows.tolist()]
+
+    def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
+        rules = self.rules(look)
+        if all(rule is rules[0] for rule in rules):
+            return rules[0].sure(look, aim)
+        thresholds = [self._threshold(rule, look.number) for rule in rules]
+        return self.score.of(look, aim) > torch.tensor(thresholds, device=look.logits.device)
+
+    def _threshold(self, rule: ExitRule, number: int) -> float:
+        """Infinite where ExitRule.sure is False for every score."""
+        threshold = rule.threshold(number)
+        return float("inf") if number == rule.looks and (threshold <= 0 or self.score.needs_aim) else threshold
+
+    def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
+        sure = self.sure(look) if sure is None else sure
+        jobs = [self.job_of(row) for row in look.rows.tolist()]
+        forced = [
+            job.cancelled
+            or look.number >= self.stopping_of(job).rule.looks
+            or (job.deadline is not None and not job.deadline.allows_another(look))
+            for job in jobs
+        ]
+        return sure | torch.tensor(forced, device=sure.device) if any(forced) else sure
+
+
+class RowPolicy:
+    """The network's policy, with the candidate views that the rule of each row chooses."""
+
+    def __init__(self, bundle: Bundle, rules: RowRules) -> None:
+        self.net = bundle.net
+        self.rules = rules
+
+    def aim(self, look: Look) -> Aim:
+        rules = self.rules.rules(look)
+        if len(self.net.candidates) == 1 or all(rule is rules[0] for rule in rules):
+            policy: Policy = policy_for(self.net, rules[0])
+            return policy.aim(look)
+        chosen = torch.full((look.count,), len(self.net.candidates) - 1, device=look.logits.device)
+        for rule in {id(rule): rule for rule in rules if isinstance(rule, CandidateRule)}.values():
+            own = torch.tensor([each is rule for each in rules], device=chosen.device)
+            chosen = torch.where(own, rule.next_candidate(look), chosen)
+        return self.net.policy.aim(look, chosen)
+
+
+class _Recorder(OutcomeRecorder):
+    """The recorder, which also lists the rows that have left."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(looks)
+        self.left: list[int] = []
+
+    def record(self, look: Look, leaving: Tensor, sure: Tensor) -> None:
+        super().record(look, leaving, sure)
+        self.left += [row for row, left in zip(look.rows.tolist(), leaving.tolist(), strict=True) if left]
+
+
+class LookScheduler(PooledLooks):
+    """Jobs that are looked at together: `add` some, then `step` until none is `pending`.
+
+    stopping    the thresholds of jobs without their own; it may be replaced at any time
+    batching    look: a step computes the look that is worth most. request: a batch of jobs is looked at until all of them have
+                stopped, and only then answered (for comparison)
+    last_step   what the last step computed; None: nothing was waiting
+    """
+
+    recorder: _Recorder
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        stopping: Stopping,
+        *,
+        batching: Batching = "look",
+        full_batch: int = FULL_BATCH,
+        patience_ms: float = PATIENCE_MS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        looks = bundle.settings.looks
+        score = score_named(bundle.score, torch.Generator().manual_seed(0))
+        self._jobs: dict[int, Job] = {}
+        rules = RowRules([0.0] * looks, score, bundle.temperatures, None, self._jobs.__getitem__, self._stopping_of)
+        super().__init__(bundle.net, rules, RowPolicy(bundle, rules), _Recorder(looks))
+        self.bundle = bundle
+        self.stopping = stopping
+        self.batching = batching
+        self.full_batch = full_batch
+        self.patience_s = patience_ms / 1000
+        self.clock = clock
+        self.last_step: Step | None = None
+        self._new: deque[Job] = deque()
+        self._rows = 0
+        self._left: list[tuple[int, Stopping]] = []
+
+    def add(self, job: Job) -> None:
+        """A job that waits for its glance."""
+        self._new.append(job)
+
+    @property
+    def pending(self) -> int:
+        """Jobs without an answer."""
+        return len(self._new) + len(self._jobs)
+
+    def jobs(self) -> list[Job]:
+        """All of them."""
+        return [*self._new, *self._jobs.values()]
+
+    def pools(self) -> list[Pool]:
+        """The rows that could be computed next, by the number of their looks."""
+        pools = []
+        for number, waiting in self.waiting.items():
+            parts = WaitingRows(waiting.parts).take(self.full_batch)
+            times = sum(part.look.count * part.since for part in parts.parts)
+            pools.append(Pool(number, parts.rows, times / parts.rows))
+        if self._new:
+            new = [job.since(self.patience_s) for job in islice(self._new, self.full_batch)]
+            pools.append(Pool(NOT_GLANCED, len(new), sum(new) / len(new)))
+        return pools
+
+    def worth(self) -> float:
+        """How much the next step is worth; see Pool."""
+        now = self.clock()
+        return max((pool.worth(now) for pool in self.pools()), default=0.0)
+
+    def next_look(self, now: float) -> int | None:
+        """Rows with this number of looks are computed next; None: there are none."""
+        pools = self.pools()
+        if self.batching == "request":  # one batch at a time; new jobs wait until it has ended
+            return max((pool.number for pool in pools), default=None)
+        best = max(pools, key=lambda pool: (pool.worth(now), pool.number), default=None)
+        return None if best is None else best.number
+
+    @torch.inference_mode()
+    def step(self) -> list[Answered]:
+        """Compute one look, and return the pictures that have stopped."""
+        self._new = deque(job for job in self._new if not job.cancelled)
+        self._release_late()
+        started = self.clock()
+        number = self.next_look(started)
+        self.last_step = None
+        if number is not None:
+            rows = self._glance() if number == NOT_GLANCED else self.look_closer(number, self.full_batch)
+            self.last_step = Step(number + 1, rows, self.clock() - started)
+        return self._answered()
+
+    def wait(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
+        times = [self._jobs[row].since(self.patience_s) for row in look.rows.tolist()]
+        super().wait(look, aim, sum(times) / len(times), first_row)
+
+    def _stopping_of(self, job: Job) -> Stopping:
+        return self.stopping if job.stopping is None else job.stopping
+
+    def _glance(self) -> int:
+        jobs = [self._new.popleft() for _ in range(min(self.full_batch, len(self._new)))]
+        first_row = self._rows
+        self._rows += len(jobs)
+        self._jobs.update(zip(range(first_row, self._rows), jobs, strict=True))
+        viewed = [self._normalised(job.viewed) for job in jobs if job.viewed is not None]
+        for job in jobs:
+            job.viewed = None  # so that images are not in memory any more when their rows have left
+        self.glance(scene_of(self.bundle, viewed), first_row, 0.0)
+        return len(jobs)
+
+    def _normalised(self, viewed: Viewed) -> Viewed:
+        """As Bundle.view gives it; pictures that are waiting are held as uint8, a quarter of the memory."""
+        if not isinstance(viewed.image, Tensor) or viewed.image.dtype != torch.uint8:
+            return viewed
+        return replace(viewed, image=normalise_small(viewed.image, self.bundle.settings.view))
+
+    def _release_late(self) -> None:
+        """Rows whose deadline would pass with another look stop now: they may have waited for longer than was expected."""
+        if not any(job.deadline is not None or job.cancelled for job in self._jobs.values()):
+            return
+        for number, waiting in list(self.waiting.items()):
+            parts = waiting.take(float("inf")).parts
+            del self.waiting[number]
+            for part in parts:
+                rows = part.look.rows.tolist()
+                if any(self._jobs[row].deadline is not None or self._jobs[row].cancelled for row in rows):
+                    self.settle(part.look, part.since, part.first_row)
+                else:
+                    self.waiting.setdefault(number, WaitingRows()).parts.append(part)
+
+    def _answered(self) -> list[Answered]:
+        self._left += [(row, self._stopping_of(self._jobs[row])) for row in self.recorder.left]
+        self.recorder.left = []
+        if self.batching == "request" and self.waiting:
+            return []
+        left, self._left = self._left, []
+        groups: dict[int, tuple[Stopping, list[int]]] = {}
+        for row, stopping in left:
+            groups.setdefault(id(stopping), (stopping, []))[1].append(row)
+        answered = [self._described(stopping, rows) for stopping, rows in groups.values()]
+        for row, _ in left:  # only now: if something fails above, all jobs are still known
+            del self._jobs[row]
+        return answered
+
+    def _described(self, stopping: Stopping, rows: list[int]) -> Answered:
+        jobs = [self._jobs[row] for row in rows]
+        outcome = self.recorder.take_rows(rows, aims_first=stopping.rule.score.needs_aim)
+        outcome = _cut_to(outcome, stopping.rule.looks)
+        notes = tuple(job.notes for job in jobs)
+        facts = Facts(
+            tuple(job.placement for job in jobs if job.placement is not None),
+            notes if any(notes) else (),
+            torch.tensor([job.image_px for job in jobs]),
+            (None,) * len(jobs),
+        )
+        return Answered(described(outcome, self.bundle, stopping.rule, facts), jobs, stopping)
+
+
+def _cut_to(outcome: Outcome, looks: int) -> Outcome:
+    """The outcome with columns for this number of looks, the largest that its rule allows."""
+    if outcome.answer_after.shape[1] == looks:
+        return outcome
+    return replace(
+        outcome,
+        where=outcome.where[:, : looks - 1],
+        candidate=outcome.candidate[:, : looks - 1],
+        answer_after=outcome.answer_after[:, :looks],
+        confidence_after=outcome.confidence_after[:, :looks],
+    )

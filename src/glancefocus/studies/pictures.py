@@ -1,0 +1,184 @@
+"""The studies that are pictures: the value of the second patch at each place, and galleries of looks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.evaluation.assess import answers_of, examples, worst_mistakes
+from glancefocus.evaluation.boxes import draw_rows
+from glancefocus.evaluation.every_look import aimed_candidate
+from glancefocus.look import Aim, as_batch
+from glancefocus.region import top_left
+from glancefocus.settings import ViewSettings
+from glancefocus.studies.networks import chain
+from glancefocus.studies.published import sentence
+from glancefocus.studies.runs import Finished, Measured
+from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table
+
+GRID, COARSE_GRID = 15, 7
+"""Places along each side: for the images that are drawn, and for the others."""
+MOST_IMAGES, DRAWN_EACH = 200, 3
+NEARLY_ALL = 0.9
+EXAMPLES_EACH = 4
+_AT_ONCE = 64
+
+
+def picture_runs(scope: Scope) -> dict[str, Run]:
+    return {"network": chain(scope, None if scope.scale == "tiny" else "gf-resnet50-96").trained}
+
+
+# The value of the second patch at each place: Figure 5.
+@dataclass(frozen=True)
+class Places:
+    """The second look at every place of a grid.
+
+    before  confidence in the label after the glance
+    after   (side, side) the same after the second look, by the row and the column of its place
+    """
+
+    before: float
+    after: NDArray[np.float64]
+
+    @property
+    def increment(self) -> NDArray[np.float64]:
+        """The increment of the confidence in the label."""
+        return self.after - self.before
+
+    @property
+    def contrastive(self) -> NDArray[np.float64]:
+        """The contrastive reward, with the mean over all places as the expectation."""
+        return np.asarray(self.after - self.after.mean())
+
+
+def second_look(bundle: Bundle, image: Tensor, label: int, side: int) -> Places:
+    """The confidence in the label after a second look at each place of a grid of side x side places."""
+    steps = torch.linspace(0, 1, side)
+    where = torch.cartesian_prod(steps, steps).to(bundle.device)
+    candidate = aimed_candidate(bundle.settings)
+    after, before = [], 0.0
+    with torch.inference_mode():
+        for part in torch.split(where, _AT_ONCE):
+            scene = as_batch(image.to(bundle.device).expand(len(part), *image.shape), bundle.settings.view)
+            look = bundle.net.glance(scene)
+            before = float(look.logits[0].softmax(dim=0)[label])
+            following = bundle.net.focus(look, Aim(part, candidate))
+            after.append(following.logits.softmax(dim=1)[:, label].double().cpu().numpy())
+    return Places(before, np.concatenate(after).reshape(side, side))
+
+
+def heatmap_result(measured: Measured) -> Result:
+    rewards = ("increment", "contrastive")
+    values: dict[str, list[list[float]]] = {reward: [] for reward in rewards}
+    for run in measured["network"]:
+        found = _coarse(run)
+        for reward in rewards:
+            values[reward].append(_shares([getattr(places, reward) for places in found]))
+    columns = [f"positive at {NEARLY_ALL:.0%} of the places", f"negative at {NEARLY_ALL:.0%}", "both signs"]
+    rows = [Row(f"{reward} reward", values[reward]) for reward in rewards]
+    images = min(MOST_IMAGES, measured.images)
+    table = Table("heatmap", "Images by the sign of the reward of the second look, %", columns, rows, images)
+    figure = heatmap_figure(measured.first("network"))
+    caption = (
+        "The reward of the second look at each place: the picture, the increment, the contrastive reward. Above: images in which "
+        "the place matters. Below: images that gain confidence nearly everywhere."
+    )
+    return Result([table], {"heatmap": Drawing(figure, caption)}, remarks=[sentence("heatmap")])
+
+
+def _coarse(run: Finished) -> list[Places]:
+    """The second look on a coarse grid for the first images; kept in the folder of the run."""
+
+    def looked() -> list[tuple[float, list[list[float]]]]:
+        found = []
+        for row in range(min(MOST_IMAGES, len(run.split))):
+            places = second_look(run.bundle, *_image(run, row), COARSE_GRID)
+            found.append((places.before, places.after.tolist()))
+        return found
+
+    return [Places(before, np.asarray(after)) for before, after in run.kept("places", looked)]
+
+
+def _image(run: Finished, row: int) -> tuple[Tensor, int]:
+    images, labels = next(iter(run.split.batches([[row]])))
+    return images[0], int(labels[0])
+
+
+def _shares(rewards: Sequence[NDArray[np.float64]]) -> list[float]:
+    """The shares of images with a positive reward nearly everywhere, a negative one nearly everywhere, and neither."""
+    positive = np.array([(reward > 0).mean() for reward in rewards])
+    high, low = float((positive >= NEARLY_ALL).mean()), float((positive <= 1 - NEARLY_ALL).mean())
+    return [high, low, 1 - high - low]
+
+
+def heatmap_figure(run: Finished) -> Figure:
+    """Pictures beside the rewards at each place: rewards that differ most from place to place, and high ones everywhere."""
+    coarse = _coarse(run)
+    varied = sorted(range(len(coarse)), key=lambda n: -float(coarse[n].after.std()))[:DRAWN_EACH]
+    everywhere = sorted(range(len(coarse)), key=lambda n: -float(coarse[n].increment.min()))
+    chosen = [*varied, *[n for n in everywhere if n not in varied][:DRAWN_EACH]]
+    figure = Figure(figsize=(7.2, 2.1 * len(chosen)), layout="constrained")
+    panels = figure.subplots(len(chosen), 3, squeeze=False)
+    shown: Any = None
+    for line, row in zip(panels, chosen, strict=True):
+        image, label = _image(run, row)
+        places = second_look(run.bundle, image, label, GRID)
+        height, width = int(image.shape[-2]), int(image.shape[-1])
+        px = run.bundle.settings.candidates[aimed_candidate(run.bundle.settings)].extent_px(height, width)
+        last = top_left(torch.ones(1, 2), height, width, px)[0].tolist()
+        extent = (px / 2, last[1] + px / 2, last[0] + px / 2, px / 2)
+        line[0].imshow(pixels_of(image, run.bundle.settings.view))
+        line[0].set_title(f"{run.bundle.classes[label]}: {places.before:.2f} after the glance", fontsize=8)
+        for axes, name in ((line[1], "increment"), (line[2], "contrastive")):
+            shown = axes.imshow(getattr(places, name), cmap="RdBu_r", vmin=-1, vmax=1, extent=extent)
+            axes.set_xlim(0, width)
+            axes.set_ylim(height, 0)
+            axes.set_title(name, fontsize=8)
+        for axes in line:
+            axes.set_xticks([])
+            axes.set_yticks([])
+    figure.colorbar(shown, ax=panels, label="reward of the second look", shrink=0.5)
+    return figure
+
+
+def pixels_of(image: Tensor, view: ViewSettings) -> NDArray[np.uint8]:
+    """A normalised image (3, H, W), or the first frame of a clip, as (H, W, 3) pixels."""
+    first = image[0] if image.dim() == 4 else image
+    if first.dtype != torch.uint8:
+        mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
+        first = ((first * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels: NDArray[np.uint8] = first.permute(1, 2, 0).numpy()
+    return pixels
+
+
+# Looks at images: Figures 9, 12 and 14.
+def galleries_of(run: Finished) -> list[tuple[str, list[str]]]:
+    """(heading, pictures): right answers by the number of looks, then the surest mistakes."""
+    answers = answers_of(run.bundle, run.records.of(run.measured_on))
+    chosen = examples(answers, EXAMPLES_EACH)
+    if mistakes := worst_mistakes(answers, EXAMPLES_EACH):
+        chosen.append(("Wrong", mistakes))
+    return [(heading, draw_rows(run.bundle, run.split, rows)) for heading, rows in chosen]
+
+
+def gallery_result(measured: Measured) -> Result:
+    run = measured.first("network")
+    answers = answers_of(run.bundle, run.records.of(run.measured_on))
+    looks = run.bundle.settings.looks
+    here = [answers.look == look for look in range(looks)]
+    rows = [
+        Row("images that stop here", [[float(which.mean()) for which in here]]),
+        Row("of these right", [[float(answers.right[which].mean()) if which.any() else None for which in here]]),
+    ]
+    columns = ["glance", *(f"look {look}" for look in range(2, looks + 1))]
+    table = Table("gallery", "Where images stop with the thresholds of the network, %", columns, rows, measured.images)
+    remark = (
+        "Boxes are numbered in the order of the looks; green: the answer is right after this look, orange: it is wrong."
+    )
+    return Result([table], galleries=galleries_of(run), remarks=[remark])

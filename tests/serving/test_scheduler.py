@@ -1,0 +1,295 @@
+"""Looks that are shared by many requests: which rows are computed next, and that this never changes an answer."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from glancefocus.bundle.answers import answers_of
+from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.predicting import Viewed
+from glancefocus.loop import Deadline
+from glancefocus.outcome import Outcome
+from glancefocus.serving.scheduler import Answered, Job, LookScheduler, Pool, Stopping
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def pictures() -> torch.Tensor:
+    """Noise of different brightness and contrast, so that the confidences of a network without training differ."""
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.rand(24, 3, 64, 64, generator=generator)
+    bright, contrast = torch.rand(2, 24, 3, 1, 1, generator=generator)
+    return (255 * (bright + contrast * (noise - bright))).to(torch.uint8)
+
+
+def between(bundle: Bundle, pictures: torch.Tensor, share: float) -> list[float]:
+    """A threshold for each look but the last, below which this share of the pictures lies, far from every single one."""
+    found = []
+    for scores in bundle.predict(pictures, looks=3).confidence_after.T[:2]:
+        ordered = scores.sort().values
+        near = range(int(share * 24) - 4, int(share * 24) + 4)
+        place = max(near, key=lambda row: float(ordered[row + 1] - ordered[row]))
+        found.append(float(ordered[place] + ordered[place + 1]) / 2)
+    return found
+
+
+@pytest.fixture
+def bundle(small_bundle: Callable[..., Bundle], pictures: torch.Tensor) -> Bundle:
+    bundle = small_bundle()
+    bundle.thresholds = (*between(bundle, pictures, 0.5), 0.0)
+    return bundle
+
+
+@pytest.fixture
+def made(bundle: Bundle) -> Callable[..., LookScheduler]:
+    def make(of: Bundle = bundle, **changes: Any) -> LookScheduler:
+        return LookScheduler(of, Stopping(of.exit_rule()), clock=Clock(), **changes)
+
+    return make
+
+
+def job(scheduler: LookScheduler, picture: torch.Tensor, **more: Any) -> Job:
+    return Job(Viewed(picture), scheduler.clock(), **more)
+
+
+def run(scheduler: LookScheduler) -> Iterator[Answered]:
+    while scheduler.pending:
+        yield from scheduler.step()
+
+
+def rows_of(answered: list[Answered], jobs: list[Job]) -> list[Any]:
+    """The answer of every job, in the order of the jobs."""
+    found = {}
+    for group in answered:
+        for one, answer in zip(group.jobs, answers_of(group.outcome, 3), strict=True):
+            found[id(one)] = answer
+    assert len(found) == len(jobs)
+    return [found[id(one)] for one in jobs]
+
+
+def assert_same(answers: list[Any], offline: Outcome) -> None:
+    """Equal in every field; numbers up to rounding, because batches of other sizes are summed in another order."""
+    expected = answers_of(offline, 3)
+    for ours, theirs in zip(answers, expected, strict=True):
+        for name in ("label", "looks", "sure", "threshold", "patch_px", "views", "cost_macs", "notes"):
+            assert ours[name] == theirs[name]
+        assert ours["confidence"] == pytest.approx(theirs["confidence"], abs=1e-5)
+        for mine, other in zip(ours["where"], theirs["where"], strict=True):
+            assert mine == pytest.approx(other, abs=1e-5)
+        for mine, other in zip(ours["boxes"], theirs["boxes"], strict=True):
+            assert mine == pytest.approx(other, abs=1)
+
+
+@pytest.mark.parametrize("batching", ["look", "request"])
+def test_answers_are_those_of_predict_whatever_is_computed_together(
+    bundle: Bundle, pictures: torch.Tensor, made: Callable[..., LookScheduler], batching: str
+) -> None:
+    scheduler = made(batching=batching, full_batch=4)
+    arrivals = random.Random(5)
+    jobs: list[Job] = []
+    answered: list[Answered] = []
+    while len(jobs) < len(pictures):
+        for picture in pictures[len(jobs) : len(jobs) + arrivals.randint(0, 3)]:
+            jobs.append(job(scheduler, picture))
+            scheduler.add(jobs[-1])
+        scheduler.clock.now += 0.01
+        answered += scheduler.step()
+    answered += run(scheduler)
+    offline = bundle.predict(pictures)
+    assert sorted(set(offline.looks.tolist())) == [1, 2, 3]  # the thresholds make some pictures stop after every look
+    assert_same(rows_of(answered, jobs), offline)
+
+
+def test_every_picture_stops_by_its_own_thresholds(
+    bundle: Bundle, pictures: torch.Tensor, made: Callable[..., LookScheduler]
+) -> None:
+    scheduler = made(full_batch=32)
+    asked: list[dict[str, Any]] = [{}, {"thresholds": between(bundle, pictures, 0.3)}, {"looks": 2}, {"looks": 3}]
+    rules = [None, *(Stopping(bundle.exit_rule(**each)) for each in asked[1:])]
+    jobs = [job(scheduler, picture, stopping=rules[row % 4]) for row, picture in enumerate(pictures)]
+    for one in jobs:
+        scheduler.add(one)
+    answers = rows_of(list(run(scheduler)), jobs)
+    for number, options in enumerate(asked):
+        assert_same(answers[number::4], bundle.predict(pictures[number::4], **options))
+
+
+def test_several_candidate_views_are_chosen_by_the_rule_of_each_row(
+    small_bundle: Callable[..., Bundle], pictures: torch.Tensor, made: Callable[..., LookScheduler]
+) -> None:
+    bundle = small_bundle(focus=("32", "whole@48"))
+    low, high = between(bundle, pictures, 0.3)[0], between(bundle, pictures, 0.7)[0]
+    bundle.thresholds = ((low, high), (low, high), (0.0, 0.0))
+    scheduler = made(bundle, full_batch=32)
+    other = [[high, low], [1.0, low]]
+    stopping = Stopping(bundle.exit_rule(thresholds=other))
+    jobs = [job(scheduler, picture, stopping=stopping if row % 2 else None) for row, picture in enumerate(pictures)]
+    for one in jobs:
+        scheduler.add(one)
+    answers = rows_of(list(run(scheduler)), jobs)
+    assert_same(answers[::2], bundle.predict(pictures[::2]))
+    assert_same(answers[1::2], bundle.predict(pictures[1::2], thresholds=other))
+    assert len({view for answer in answers for view in answer["views"]}) == 2
+
+
+def test_a_single_picture_is_computed_at_once(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
+    scheduler = made(full_batch=32)
+    scheduler.add(job(scheduler, pictures[0]))
+    scheduler.step()
+    assert scheduler.last_step is not None
+    assert (scheduler.last_step.look, scheduler.last_step.rows) == (1, 1)
+
+
+def test_nothing_is_computed_where_nothing_waits(made: Callable[..., LookScheduler]) -> None:
+    scheduler = made()
+    assert scheduler.step() == []
+    assert scheduler.last_step is None
+
+
+def test_a_pool_is_worth_its_waiting_time_over_the_time_of_the_look() -> None:
+    # 8 rows have waited for 50 ms each, and a millisecond for being there; the look costs as much as 8 + 8 rows.
+    assert Pool(1, 8, since=10.0).worth(10.05) == pytest.approx(8 * 0.051 / 16)
+    assert Pool(1, 8, since=10.0).worth(9.0) == pytest.approx(8 * 0.001 / 16)  # waiting times are never negative
+
+
+def test_a_fuller_batch_comes_first_and_later_looks_win_ties(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(full_batch=32)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    for picture in pictures[:3]:
+        scheduler.add(job(scheduler, picture, stopping=never))
+    scheduler.step()
+    for picture in pictures[3:8]:
+        scheduler.add(job(scheduler, picture, stopping=never))
+    assert scheduler.next_look(0.0) == 0  # 5 new ones against 3
+    scheduler.step()
+    assert {pool.number: pool.rows for pool in scheduler.pools()} == {1: 8}
+    for picture in pictures[8:16]:
+        scheduler.add(job(scheduler, picture, stopping=never))
+    assert scheduler.next_look(0.0) == 1  # 8 against 8: the ones that are nearer to their answer
+
+
+def test_a_picture_that_has_waited_long_comes_before_a_fuller_batch(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(full_batch=8)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    scheduler.add(job(scheduler, pictures[0], stopping=never))
+    scheduler.step()
+    scheduler.clock.now = 0.010
+    for picture in pictures[1:8]:
+        scheduler.add(job(scheduler, picture, stopping=never))
+    assert scheduler.next_look(0.020) == 0  # 1 x 21 / 9 = 2.3 against 7 x 11 / 15 = 5.1
+    scheduler.clock.now = 0.079
+    for one in scheduler.jobs()[:7]:
+        one.came = 0.079
+    assert scheduler.next_look(0.080) == 1  # 1 x 81 / 9 = 9 against 7 x 2 / 15 = 0.9
+
+
+def test_a_near_deadline_comes_before_a_fuller_batch(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(full_batch=8, patience_ms=100)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1 x 91 / 9 against 7 x 1 / 15.
+    scheduler.add(job(scheduler, pictures[0], stopping=never, deadline=Deadline(scheduler.clock, 0.0, 0.010)))
+    scheduler.step()
+    for picture in pictures[1:8]:
+        scheduler.add(job(scheduler, picture, stopping=never))
+    assert scheduler.next_look(0.0) == 1
+
+
+def test_a_batch_is_never_larger_than_full(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
+    scheduler = made(full_batch=4)
+    for picture in pictures:
+        scheduler.add(job(scheduler, picture))
+    while scheduler.pending:
+        scheduler.step()
+        assert scheduler.last_step is not None
+        assert scheduler.last_step.rows <= 2 * 4 - 1  # rows that have waited together stay together
+
+
+def test_a_picture_whose_deadline_passes_while_it_waits_is_answered_without_another_look(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(full_batch=32)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    late = job(scheduler, pictures[0], stopping=never, deadline=Deadline(scheduler.clock, 0.0, 1.0))
+    other = job(scheduler, pictures[1], stopping=never)
+    scheduler.add(late)
+    scheduler.add(other)
+    assert scheduler.step() == []
+    scheduler.clock.now = 1.5
+    answered = scheduler.step()
+    assert [group.jobs for group in answered] == [[late]]
+    assert answered[0].outcome.looks.tolist() == [1]
+    assert answered[0].outcome.stopped(0) == "out of time"
+    assert [group.outcome.looks.tolist() for group in run(scheduler)] == [[3]]
+
+
+def test_cancelled_pictures_take_no_more_looks(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
+    scheduler = made(full_batch=32)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    gone, gone_early, stays = (job(scheduler, picture, stopping=never) for picture in pictures[:3])
+    scheduler.add(gone)
+    scheduler.add(stays)
+    scheduler.step()
+    gone.cancelled = True
+    gone_early.cancelled = True
+    scheduler.add(gone_early)
+    scheduler.step()
+    assert scheduler.last_step is not None
+    assert (scheduler.last_step.look, scheduler.last_step.rows) == (2, 1)
+    assert scheduler.pending == 1
+
+
+def test_request_batching_begins_the_next_batch_after_the_last_answer(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(batching="request", full_batch=2)
+    always, never = (Stopping(scheduler.bundle.exit_rule(looks=looks)) for looks in (1, 3))
+    early, slow, other = (job(scheduler, picture) for picture in pictures[:3])
+    early.stopping, slow.stopping, other.stopping = always, never, always
+    for one in (early, slow, other):
+        scheduler.add(one)
+    assert scheduler.step() == []  # one has stopped, but its batch has not ended
+    assert scheduler.step() == []
+    assert {id(one) for group in scheduler.step() for one in group.jobs} == {id(early), id(slow)}
+    assert [group.jobs for group in scheduler.step()] == [[other]]
+
+
+def test_new_thresholds_apply_to_pictures_that_wait(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
+    scheduler = made()
+    scheduler.stopping = Stopping(scheduler.bundle.exit_rule(looks=3), budget_macs=3.0)
+    scheduler.add(job(scheduler, pictures[0]))
+    scheduler.step()
+    cheaper = Stopping(scheduler.bundle.exit_rule(thresholds=[-1.0, -1.0]), budget_macs=2.0)
+    scheduler.stopping = cheaper
+    (answered,) = scheduler.step()
+    assert answered.outcome.looks.tolist() == [2]
+    assert answered.stopping is cheaper
+
+
+def test_memory_of_the_record_stays_bounded(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:
+    scheduler = made(full_batch=4)
+    for _ in range(5):
+        for picture in pictures[:8]:
+            scheduler.add(job(scheduler, picture))
+        for _ in run(scheduler):
+            pass
+    assert len(scheduler.recorder._table["looks"]) == 0
+    assert scheduler.jobs() == []
+    assert scheduler.waiting == {}

@@ -1,0 +1,68 @@
+"""What studies compute from look tables, by hand-made runs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glancefocus.exits.table import LookTable
+from glancefocus.studies.curves import cheapest_at, envelope
+from glancefocus.studies.pictures import Places, _shares
+from glancefocus.studies.tables import accuracies_at, at_random, budget_curve, look_columns
+
+
+def made_up_table() -> LookTable:
+    """Four images; the glance is sure of the two that it answers correctly, the second look is right about all. Costs 1 and 3."""
+    score = np.array([[0.9, 0.9], [0.8, 0.9], [0.2, 0.9], [0.1, 0.9]], dtype=np.float32)
+    correct = np.array([[True, True], [True, True], [False, True], [False, True]])
+    return LookTable(score, correct, np.array([1.0, 3.0]))
+
+
+@dataclass
+class MadeUp:
+    """A finished run with a table; thresholds are chosen on the same images."""
+
+    def table(self, score: str | None = None) -> LookTable:
+        return made_up_table()
+
+    def choosing(self, score: str | None = None) -> LookTable:
+        return made_up_table()
+
+
+RUN: Any = MadeUp()
+
+
+def test_accuracy_within_a_budget_is_that_of_the_best_thresholds() -> None:
+    # At 2.0 the two unsure images take the second look: everything is right. More cannot be spent than 3.
+    assert accuracies_at(RUN, [1.0, 2.0, 3.0, 4.0, 5.0]) == [0.5, 1.0, 1.0, 1.0, None]
+
+
+def test_a_curve_goes_from_the_glance_to_all_looks() -> None:
+    curve = budget_curve(RUN)
+    assert (curve[0]["mean_macs"], curve[0]["accuracy"]) == (1.0, 0.5)
+    assert cheapest_at(curve, 1.0) == 2.0
+    assert cheapest_at(curve, 1.01) is None
+
+
+def test_random_exits_answer_as_well_as_all_images_do_after_that_look() -> None:
+    # Three images of four stop after the glance, which is right about half of all images; one after the second look.
+    assert at_random({"exits_per_look": [3, 1]}, [0.5, 1.0]) == pytest.approx(0.75 * 0.5 + 0.25 * 1.0)  # type: ignore[typeddict-item]
+
+
+def test_the_envelope_has_the_best_network_for_every_cost() -> None:
+    one: Any = [{"mean_macs": 1.0, "accuracy": 0.5}, {"mean_macs": 4.0, "accuracy": 0.7}]
+    other: Any = [{"mean_macs": 2.0, "accuracy": 0.4}, {"mean_macs": 3.0, "accuracy": 0.9}]
+    assert envelope([one, other]) == ([1.0, 3.0], [0.5, 0.9])
+
+
+def test_rewards_of_a_place_are_compared_with_the_glance_or_with_the_mean_of_all_places() -> None:
+    places = Places(0.2, np.array([[0.4, 0.6], [0.8, 1.0]]))
+    assert places.increment.ravel().tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert places.contrastive.ravel().tolist() == pytest.approx([-0.3, -0.1, 0.1, 0.3])
+    assert _shares([places.increment]) == [1.0, 0.0, 0.0]  # every place is rewarded
+    assert _shares([places.contrastive]) == [0.0, 0.0, 1.0]
+
+
+def test_columns_are_named_as_in_the_paper() -> None:
+    assert look_columns(3) == ["t=1", "t=2", "t=3"]

@@ -1,0 +1,33 @@
+"""The paper's figures are those of its tables, and every network of others has a source."""
+
+import pytest
+
+from glancefocus.studies.published import columns_of, networks, paper_row, row_beside, sentence, source_of
+
+
+def test_a_row_of_the_paper_has_its_values_and_deviations_as_shares() -> None:
+    values, deviations = paper_row("rewards/resnet50", "contrastive")
+    assert values == pytest.approx([0.6962, 0.7365, 0.7464, 0.7514, 0.7540])
+    assert deviations[0] is None
+    assert deviations[1:] == pytest.approx([0.0017, 0.0006, 0.0009, 0.0009])
+    assert source_of("rewards/resnet50").startswith("Table 2 of the paper (a)")
+
+
+def test_a_row_that_the_paper_does_not_have_is_empty() -> None:
+    row = row_beside("ablation", "another", "another", [[0.5]])
+    assert (list(row.paper), list(row.paper_deviation)) == ([], [])
+
+
+def test_a_size_that_cannot_use_up_a_budget_has_no_value() -> None:
+    values, _ = paper_row("sizes", "96")
+    assert values[columns_of("sizes").index("2.50G")] is None
+
+
+def test_published_networks_have_a_cost_an_accuracy_and_a_source() -> None:
+    found = networks("imagenet")
+    assert {"MobileNetV2 1.0", "MnasNet-A1", "FBNet-C", "GoogLeNet"} <= {each.name for each in found}
+    for each in (*found, *networks("something-something-v1")):
+        assert 0.3 < each.accuracy < 0.8
+        assert 1e8 < each.macs < 1e11
+        assert "Table" in each.source
+    assert sentence("main").endswith("(section 5.2.1 of the paper)")
