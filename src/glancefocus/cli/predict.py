@@ -37,7 +37,6 @@ from glancefocus.cli.predict_output import (
     make_folder,
     opened_output,
 )
-from glancefocus.cli.predict_server import ServerBundle, is_address, open_server
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
 
@@ -147,7 +146,7 @@ def predict(options: PredictOptions) -> int:
 
     Example: gf predict http://127.0.0.1:8000 folder/
     """
-    if is_address(options.bundle):
+    if options.bundle.startswith(("http://", "https://")):
         return _predict_on_server(options)
     from glancefocus.bundle.bundle import load
 
@@ -183,6 +182,8 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
 
 def _predict_on_server(options: PredictOptions) -> int:
     """The same with the answers of a server."""
+    from glancefocus.cli.predict_server import ServerBundle, open_server
+
     client, name = open_server(options.bundle, options)
     with client:
         bundle = ServerBundle(client, name)

@@ -14,13 +14,8 @@ if TYPE_CHECKING:
 _LOCAL_ONLY = ("budget_ms", "draw", "max_pixels", "camera", "runtime", "light_weights", "threads")
 
 
-def is_address(bundle: str) -> bool:
-    """Whether a server is meant, not a bundle."""
-    return bundle.startswith(("http://", "https://"))
-
-
 def open_server(address: str, options: Any) -> tuple["Client", str]:
-    """The client for a server, and the name of the bundle that is meant; "": the first one."""
+    """The client for an address, and the name after its #, the bundle that is meant; "": the first one."""
     from glancefocus.serving.client import Client
 
     for name in _LOCAL_ONLY:
