@@ -296,3 +296,20 @@ def test_pictures_of_any_size_are_made_and_their_costs_are_put_into_a_table(
     ]
     last = large.table(rows).splitlines()[-1]
     assert last == "| pyramid in a TIFF | 1,024 | 1.2 | 123 | 6 | - | - | 70.0 |"
+
+
+def test_answers_by_parts_are_compared_with_those_of_decoded_pictures(
+    monkeypatch: pytest.MonkeyPatch, small_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    large_folder = importlib.import_module("large_folder")
+    for number in range(3):
+        Image.new("RGB", (70, 64), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    parts, decoded, parts_s, decoded_s = large_folder.both_ways(small_bundle(), sorted(tmp_path.iterdir()), 2)
+    assert [len(outcome) for outcome in parts] == [len(outcome) for outcome in decoded] == [2, 1]
+    assert parts_s > 0
+    assert decoded_s > 0
+    told = large_folder.summary(parts[0], decoded[0], 2.0, 5.0)
+    assert told["ratio"] == 2.5
+    assert (told["by_parts_per_second"], told["same_answers"], told["same_looks"]) == (1.0, 2, 2)
+    assert told["largest_difference_of_probabilities"] == 0
