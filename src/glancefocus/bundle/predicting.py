@@ -21,7 +21,7 @@ from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_bud
 from glancefocus.look import Scene, as_scene
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
 from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
-from glancefocus.network.places import SAMPLE_PX, draws_places
+from glancefocus.network.places import SAMPLE_PX
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement
 from glancefocus.settings import NetworkSettings
@@ -81,7 +81,8 @@ def least_px(settings: NetworkSettings) -> int:
     """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
     views = [settings.glance_view, *(settings.candidates if settings.looks > 1 else ())]
     extents = [view.extent for view in views if isinstance(view.extent, int)]
-    return max([*extents, SAMPLE_PX if draws_places(settings) else 1])
+    draws_places = "random" in (settings.first_view, settings.policy.kind)
+    return max([*extents, SAMPLE_PX if draws_places else 1])
 
 
 def view(source: Picture, settings: NetworkSettings, max_pixels: int | None, keep_pictures: bool) -> Viewed:

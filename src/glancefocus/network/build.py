@@ -22,8 +22,8 @@ from glancefocus.network.modules import (
     Encoder,
     RecurrentClassifier,
     SummedClassifier,
+    make_policy,
 )
-from glancefocus.network.places import make_policy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
 from glancefocus.settings import NetworkSettings, from_plain, to_plain

@@ -27,7 +27,7 @@ from glancefocus.network.modules import (
 )
 from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region
-from glancefocus.settings import GLANCE, NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings, whole
 
 
 class Seen(NamedTuple):
@@ -91,7 +91,10 @@ class GlanceFocus(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.candidates = settings.candidates
+        self.glance_region, self.candidates = (
+            Region(whole(settings.glance_px, settings.glance_resize)),
+            settings.candidates,
+        )
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
@@ -137,7 +140,7 @@ class GlanceFocus(nn.Module):
         """
         scene = as_scene(scene)
         check_frames(scene, self.settings.frames)
-        region = first_region(self.settings, scene, where)
+        region = self._first_region(scene, where)
         return self._first_look(scene, self.runner.glance(scene.view(region)), region.where)
 
     def first_look(self, scene: Scene, encoding: Encoding, answer: tuple[Tensor, Tensor] | None = None) -> Look:
@@ -146,8 +149,13 @@ class GlanceFocus(nn.Module):
         answer  memory and logits, where they are known too
         """
         memory, logits = self.answer_glance(encoding.vector) if answer is None else answer
-        where = first_region(self.settings, scene).where
+        where = self._first_region(scene).where
         return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
+
+    def _first_region(self, scene: Scene, where: Tensor | None = None) -> Region:
+        if self.settings.first_view == "glance":
+            return self.glance_region
+        return first_region(self.settings, scene, where)
 
     def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(

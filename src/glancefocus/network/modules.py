@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.settings import GLANCE, PolicySettings
+from glancefocus.network.places import UnlearntPolicy
+from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings
 
 
 class Encoding(NamedTuple):
@@ -358,6 +359,23 @@ class LearntPolicy(nn.Module):
         """(B,) what the critic expects of looking on."""
         value: Tensor = self.critic(memory)[:, 0]
         return value
+
+
+def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
+    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
+    if settings.policy.kind != "learnt":
+        return UnlearntPolicy(settings)
+    numbers = (*range(len(settings.candidates)), GLANCE)
+    views = (*settings.candidates, settings.glance_view)
+    return LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
+        settings.frames,
+        tuple(view.share_of(settings.view.height_px, settings.view.width_px) for view in views),
+    )
 
 
 def one_hot(number: int | Tensor, count: int, like: Tensor) -> Tensor:
