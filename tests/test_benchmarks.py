@@ -119,7 +119,7 @@ def test_a_section_replaces_the_older_one_and_leaves_the_others(results: types.M
 
 def test_the_benchmark_writes_json(early_exit: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     early_exit.main(["--preset", "gf-mini-48", "--batch", "8", "--rounds", "2", "--json"])
-    told = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
     assert [row["share_leaving"] for row in found["rows"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert found["rows"][0]["ratio"] == 1.0
 

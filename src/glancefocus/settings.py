@@ -243,9 +243,9 @@ class NetworkSettings:
 
     @property
     def first_words(self) -> str:
-        """The first look in words, such as "a glance of 96 px"."""
+        """The first look in words, such as "a glance at 96 px"."""
         place = {"centre": "at the centre", "random": "at a random place"}.get(self.first_view)
-        return f"a glance of {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
+        return f"a glance at {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
 
     @functools.cached_property
     def candidates(self) -> tuple[View, ...]:

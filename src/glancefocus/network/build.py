@@ -21,13 +21,15 @@ from glancefocus.network.modules import (
     CascadedClassifier,
     Classifier,
     Encoder,
+    LearntPolicy,
     RecurrentClassifier,
     SummedClassifier,
+    covered_extents,
 )
-from glancefocus.network.places import make_policy
+from glancefocus.network.places import UnlearntPolicy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import GLANCE, NetworkSettings, from_plain, to_plain
 from glancefocus.values import Range, checked_number, is_writable_text, shown
 
 ensure_torchvision()
@@ -374,3 +376,19 @@ def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> Non
 
 def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
+    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
+    if settings.policy.kind != "learnt":
+        return UnlearntPolicy(settings)
+    numbers = (*range(len(settings.candidates)), GLANCE)
+    return LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
+        settings.frames,
+        covered_extents(settings),
+    )

@@ -23,12 +23,13 @@ from glancefocus.network.modules import (
     Encoding,
     LearntPolicy,
     SummedClassifier,
+    covered_extents,
     covered_place,
     rows_by_candidate,
 )
-from glancefocus.network.places import UnlearntPolicy, covered_extents, first_region
+from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region, zoomed
-from glancefocus.settings import GLANCE, NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings, whole
 
 
 class Seen(NamedTuple):
@@ -99,7 +100,10 @@ class GlanceFocus(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.candidates = settings.candidates
+        self.glance_region, self.candidates = (
+            Region(whole(settings.glance_px, settings.glance_resize)),
+            settings.candidates,
+        )
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
@@ -152,7 +156,7 @@ class GlanceFocus(nn.Module):
         """
         scene = as_scene(scene)
         check_frames(scene, self.settings.frames)
-        region = first_region(self.settings, scene, where)
+        region = self._first_region(scene, where)
         views = scene.view(region)
         where = None if region.where is None else region.where.to(views.device)
         return self._first_look(scene, self.runner.glance(views, self._first_place(where)), where)
@@ -162,10 +166,15 @@ class GlanceFocus(nn.Module):
 
         answer  memory and logits, where they are known too
         """
-        where = first_region(self.settings, scene).where
+        where = self._first_region(scene).where
         where = None if where is None else where.to(encoding.vector.device)
         memory, logits = self.answer_glance(encoding.vector, self._first_place(where)) if answer is None else answer
         return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
+
+    def _first_region(self, scene: Scene, where: Tensor | None = None) -> Region:
+        if self.settings.first_view == "glance":
+            return self.glance_region
+        return first_region(self.settings, scene, where)
 
     def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(
