@@ -104,7 +104,7 @@ def is_read_by_parts(source: object) -> bool:
 
 
 def is_huge(file: Path) -> bool:
-    """Whether a picture has so many pixels that training does not decode it whole."""
+    """Whether a picture is too large for training to decode it whole."""
     try:
         header = read_header(file) if os.stat(file).st_size >= _LEAST_BYTES else None
     except (OSError, ValueError):  # read_picture says what is wrong

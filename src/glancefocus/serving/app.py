@@ -40,7 +40,7 @@ OPEN_PATHS = ("/", "/health/live", "/health/ready", "/openapi.json")
 def make_app(service: Service, *, token: str | None = None, folder: Path | None = None) -> FastAPI:
     """The server for a service.
 
-    token   requests must carry it as a bearer token; None: everybody may ask
+    token   requests must carry it as a bearer token; None: no token is needed
     folder  pictures in it may be named by their path; None: they may not
     """
 
@@ -133,7 +133,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: Exception) -> Response:
         service.metrics.refused("client gone")
-        return Response(status_code=499)  # nobody reads it; other servers log the same number
+        return Response(status_code=499)  # the client is gone; other servers log the same number
 
 
 def _add_predict(app: FastAPI, service: Service, folder: Path | None) -> None:

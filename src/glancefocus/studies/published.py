@@ -13,7 +13,7 @@ FILE = "published.json"
 
 @dataclass(frozen=True)
 class PublishedNetwork:
-    """One network of somebody else: accuracy in [0, 1], multiply-adds for an image or a clip, and where that is written."""
+    """One network of another paper: accuracy in [0, 1], multiply-adds for an image or a clip, and where that is written."""
 
     name: str
     data: str
