@@ -157,7 +157,7 @@ def measure(urls: dict[str, str], files: Sequence[Path], options: argparse.Names
     """A row for each rate and server; in every round the servers take turns, in another order each time."""
     samples: dict[tuple[float, str], list[Sample]] = {}
     asked = {} if options.budget_macs is None else {"budget_macs": str(options.budget_macs)}
-    for arm, url in urls.items():  # not measured: caches, allocations, connections
+    for url in urls.values():  # not measured: caches, allocations, connections
         asyncio.run(offer(url, files, min(options.rates), 2.0, 0, asked))
     for rate in options.rates:
         for number in range(options.rounds):
