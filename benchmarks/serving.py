@@ -1,11 +1,10 @@
-"""Servers under open-loop Poisson arrivals: looks that are shared by requests, whole requests in batches, and the plain backbone.
+"""Servers under open-loop Poisson arrivals: looks that are shared by requests, and whole requests in batches.
 
 Each server is a process of its own; all of them run the whole time, and take turns at every rate. Requests arrive at random times
 that do not depend on the answers. The folder has a subfolder for each class. Goodput is the number of answers a second that arrive
 within the limit; servers are compared at the rate of their highest goodput at which 99 of 100 requests are within it.
 
 python benchmarks/serving.py runs/signs/bundle demo/scenes --rates 20 40 80 160 --limit-ms 100
-python benchmarks/serving.py runs/pets/bundle pets/test --plain runs/pets/backbone.safetensors   # needs: pip install litserve
 """
 
 import argparse
@@ -151,67 +150,20 @@ def commands(options: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         ]
         words += ["--threads", str(options.threads), "--full-batch", str(options.full_batch), *options.gf]
         found[arm] = ([sys.executable, "-m", "glancefocus", *words], port)
-    if options.plain is not None:
-        port = free_port()
-        words = [__file__, str(options.bundle), str(options.folder), "--plain", str(options.plain)]
-        words += [
-            "--serve-plain",
-            str(port),
-            "--threads",
-            str(options.threads),
-            "--full-batch",
-            str(options.full_batch),
-        ]
-        found["plain"] = ([sys.executable, *words], port)
     return found
-
-
-def serve_plain(options: argparse.Namespace) -> None:
-    """The plain backbone on whole images, in LitServe, with batches of requests."""
-    import litserve
-    import torch
-    from fastapi import Request, Response
-    from safetensors.torch import load_file
-
-    import glancefocus as gf
-    from glancefocus.network.build import build_backbone
-
-    class Plain(litserve.LitAPI):  # type: ignore[misc]
-        def setup(self, device: str) -> None:
-            torch.set_num_threads(options.threads)
-            self.bundle = gf.load(options.bundle)
-            network = self.bundle.settings
-            self.backbone = build_backbone(network.backbone, network.classes, network.backbone_options).eval()
-            self.backbone.load_state_dict(load_file(options.plain))
-
-        async def decode_request(self, request: Request) -> Any:
-            return self.bundle.view(await request.body()).image
-
-        def batch(self, inputs: list[Any]) -> Any:
-            return torch.stack(inputs)
-
-        def predict(self, images: Any) -> Any:
-            with torch.inference_mode():
-                return self.backbone(images).argmax(dim=1).tolist()
-
-        def encode_response(self, output: int) -> Response:
-            return Response(json.dumps([{"label": self.bundle.classes[output]}]), media_type="application/json")
-
-    api = Plain(max_batch_size=options.full_batch, batch_timeout=0.005)
-    server = litserve.LitServer(api, accelerator="cpu", healthcheck_path="/health/ready")
-    server.run(port=options.serve_plain, generate_client_file=False, log_level="warning")
 
 
 def measure(urls: dict[str, str], files: Sequence[Path], options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each rate and server; in every round the servers take turns, in another order each time."""
     samples: dict[tuple[float, str], list[Sample]] = {}
-    for arm, url in urls.items():  # not measured: caches, allocations, connections
-        asyncio.run(offer(url, files, min(options.rates), 2.0, 0, _own(options, arm)))
+    asked = {} if options.budget_macs is None else {"budget_macs": str(options.budget_macs)}
+    for url in urls.values():  # not measured: caches, allocations, connections
+        asyncio.run(offer(url, files, min(options.rates), 2.0, 0, asked))
     for rate in options.rates:
         for number in range(options.rounds):
             order = list(urls)[number % len(urls) :] + list(urls)[: number % len(urls)]
             for arm in order:
-                found = asyncio.run(offer(urls[arm], files, rate, options.seconds, number, _own(options, arm)))
+                found = asyncio.run(offer(urls[arm], files, rate, options.seconds, number, asked))
                 samples.setdefault((rate, arm), []).extend(found)
                 time.sleep(0.5)  # so that nothing of one run is left in the next
         for arm in urls:
@@ -221,11 +173,6 @@ def measure(urls: dict[str, str], files: Sequence[Path], options: argparse.Names
         {"server": arm, **summary(found, options.rounds * options.seconds, options.limit_ms)}
         for (_, arm), found in samples.items()
     ]
-
-
-def _own(options: argparse.Namespace, arm: str) -> dict[str, str]:
-    given = options.budget_macs is not None and arm != "plain"
-    return {"budget_macs": str(options.budget_macs)} if given else {}
 
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
@@ -257,17 +204,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--decoders", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gf", nargs=argparse.REMAINDER, default=[], help="more options of gf serve, at the end")
-    parser.add_argument("--plain", type=Path, help="weights of the plain backbone, which LitServe serves")
-    parser.add_argument("--serve-plain", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help="page whose section `serving` gets the table")
     return parser.parse_args()
 
 
 def main() -> None:
     options = read_options()
-    if options.serve_plain is not None:
-        serve_plain(options)
-        return
     files = sorted(file for file in options.folder.rglob("*") if file.suffix.lower() in ENDINGS)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     with ExitStack() as stack:

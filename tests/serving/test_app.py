@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -217,12 +216,11 @@ def test_reloading_drops_no_request_and_the_new_bundle_answers(
     serving: Serving, small_bundle: Callable[..., Bundle], png: Callable[..., bytes]
 ) -> None:
     old, new = small_bundle(thresholds=(1.0, 1.0, 0.0)), small_bundle(thresholds=(-1.0, -1.0, 0.0))
-    stop = threading.Event()
     with serving({"pets": old}) as running:
 
         def ask(seed: int) -> list[int]:
-            looks = []
-            while not stop.is_set():
+            looks: list[int] = []
+            while 1 not in looks and len(looks) < 10_000:
                 response = running.predict(content=png(seed))
                 assert response.status_code == 200
                 looks.append(response.json()[0]["looks"])
@@ -231,16 +229,11 @@ def test_reloading_drops_no_request_and_the_new_bundle_answers(
         with ThreadPoolExecutor(3) as threads:
             asking = [threads.submit(ask, seed) for seed in range(3)]
             running.service.bundles["pets"] = lambda: new
-            running.service.served["pets"].load = lambda: new
             running.service.reload_soon()
-            deadline = time.monotonic() + 20
-            while running.service.served["pets"].bundle is old and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.1)
-            stop.set()
             for looks in (one.result() for one in asking):
-                assert looks == sorted(looks, reverse=True)  # 3 looks with the old thresholds, 1 with the new ones
+                assert set(looks[:-1]) <= {3}  # 3 looks with the old thresholds, 1 with the new ones
                 assert looks[-1] == 1
+        assert running.service.served["pets"].bundle is new
 
 
 def test_everything_that_was_accepted_is_answered_when_the_server_stops(

@@ -74,7 +74,6 @@ class Served:
 
     def __init__(self, name: str, load: LoadBundle, settings: ServiceSettings) -> None:
         self.name = name
-        self.load = load
         self.settings = settings
         self.bundle = load()
         limit_ms = settings.latency_p99_ms
