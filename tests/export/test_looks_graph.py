@@ -56,7 +56,6 @@ WIDE = {"height_px": 64, "width_px": 80}
         {"policy": PLACE},
         {"focus": ("0.5@48",), "policy": PLACE, "view": WIDE},
         {"focus": ("0.6@48",), "classifier_place": True},
-        {"focus": ("1@48",), "classifier_place": True, "policy": PLACE},
         {"focus": ("40px@32",), "classifier": "summed", "looks": 2},
         {"focus": ("whole@48",), "classifier": "summed", "policy": PLACE, "view": WIDE},
         {"focus": ("whole@64",), "classifier": "cascaded", "first_answer": "own_head"},
