@@ -243,9 +243,20 @@ class NetworkSettings:
 
     @property
     def first_words(self) -> str:
-        """The first look in words, such as "a glance of 96 px"."""
+        """The first look in words, such as "a glance at 96 px"."""
         place = {"centre": "at the centre", "random": "at a random place"}.get(self.first_view)
-        return f"a glance of {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
+        return f"a glance at {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
+
+    @property
+    def draws_places(self) -> bool:
+        """Whether any place of this network is drawn."""
+        return "random" in (self.first_view, self.policy.kind)
+
+    @property
+    def extents(self) -> tuple[float, ...]:
+        """What each candidate view covers, and last the first look, see LearntPolicy."""
+        size = self.view.height_px, self.view.width_px
+        return tuple(view.share_of(*size) for view in (*self.candidates, self.glance_view))
 
     @functools.cached_property
     def candidates(self) -> tuple[View, ...]:
@@ -261,7 +272,7 @@ class NetworkSettings:
     def to_hash(self) -> dict[str, Any]:
         """Plain values for fingerprints: fields that came later are left out at their defaults, so that old ones stay valid."""
         plain = to_plain(self)
-        later = {"first_view": "glance", "own_norms": False, "classifier_place": False}
+        later = {"first_view": "glance", "own_norms": False, "classifier_place": False, "zoom": False}
         for table, name, usual in (*((plain, *each) for each in later.items()), (plain["policy"], "kind", "learnt")):
             if table[name] == usual:
                 del table[name]

@@ -36,13 +36,10 @@ def test_there_is_a_study_for_every_table_and_figure() -> None:
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
 def test_every_study_names_its_runs(name: str, scale: Any) -> None:
-    order = Order(study_named(name), scale=scale, seeds=2)
-    runs = order.runs()
+    runs = Order(study_named(name), scale=scale, seeds=1).runs()
     assert runs
-    for each in runs.values():
-        assert len(each) == 2
-        for run in each:
-            assert len({earlier.settings.data.source for earlier in run.with_earlier()}) == 1
+    for (run,) in runs.values():
+        assert len({earlier.settings.data.source for earlier in run.with_earlier()}) == 1
 
 
 def test_the_plan_of_the_papers_main_figure_has_its_14_networks(tmp_path: Path) -> None:

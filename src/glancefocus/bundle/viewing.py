@@ -20,7 +20,7 @@ from glancefocus.data.large import is_read_by_parts, open_large
 from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.errors import BadImage
 from glancefocus.machine import check_threads, is_out_of_memory
-from glancefocus.network.places import SAMPLE_PX, draws_places
+from glancefocus.network.places import SAMPLE_PX
 from glancefocus.progress import Progress
 from glancefocus.region import Placement
 from glancefocus.settings import NetworkSettings
@@ -76,7 +76,7 @@ def least_px(settings: NetworkSettings) -> int:
     """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
     views = [settings.glance_view, *(settings.candidates if settings.looks > 1 else ())]
     extents = [view.extent for view in views if isinstance(view.extent, int)]
-    return max([*extents, SAMPLE_PX if draws_places(settings) else 1])
+    return max([*extents, SAMPLE_PX if settings.draws_places else 1])
 
 
 @dataclass(frozen=True)

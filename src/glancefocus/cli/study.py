@@ -121,12 +121,17 @@ def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
         table.add_column(column, justify="left" if column in ("run", "stages", "state") else "right")
     for run in plan.runs:
         spent = "" if run.state == "finished" else duration(3600 * run.hours)
-        row = (f"{run.macs / 1e12:,.3g}T", f"{run.disk_bytes / 1e6:,.0f} MB", spent)
+        row = (_many(run.macs), f"{run.disk_bytes / 1e6:,.0f} MB", spent)
         table.add_row(cell(run.name), ", ".join(run.stages), str(run.seed), run.state, *row)
     output().print(table)
     train, val = plan.images
-    sums = f"{plan.macs / 1e12:,.3g} trillion multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
+    sums = f"{_many(plan.macs)} multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
     print_line(
         f"{train:,} training and {val:,} validation images. In all: {sums}, about {duration(3600 * plan.hours)} on this machine "
         f"({plan.device}). Nothing was trained."
     )
+
+
+def _many(macs: float) -> str:
+    """Multiply-adds of a whole training: 615 trillion (T), 932 quadrillion (P)."""
+    return f"{macs / 1e15:,.0f}P" if macs >= 1e16 else f"{macs / 1e12:,.3g}T"

@@ -23,7 +23,7 @@ from glancefocus.data.folders import DEEP_ZOOM
 from glancefocus.data.grey import from_deep
 from glancefocus.data.shards import open_picture
 from glancefocus.errors import BadImage, ImageTooSmall
-from glancefocus.machine import check_memory, read_stream
+from glancefocus.machine import check_memory, open_file, read_stream
 from glancefocus.region import Placement, normalise
 from glancefocus.settings import ViewSettings
 
@@ -147,7 +147,7 @@ def opened(source: str | Path | bytes | BinaryIO) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     elif isinstance(source, str | Path):
-        with open_picture(source) as file:
+        with open_picture(source) if ".tar" in str(source) else open_file(source) as file:
             yield file
     else:
         yield io.BytesIO(read_stream(source, MAX_BYTES))

@@ -23,7 +23,6 @@ from glancefocus.export.compare import Sample, Tally, near_a_tie, refuse_differe
 from glancefocus.export.composing import OUTPUTS, covered, one_graph
 from glancefocus.export.contents import LooksGraph
 from glancefocus.export.predict import Graph
-from glancefocus.network.places import draws_places
 from glancefocus.runtime.backends import open_session
 
 FILE = "looks.onnx"
@@ -34,7 +33,7 @@ def fits_one_graph(bundle: Bundle) -> bool:
     thresholds on the confidence."""
     settings = bundle.settings
     one_view = settings.looks > 1 and settings.frames == 1 and len(settings.candidates) == 1
-    one_view = one_view and not draws_places(settings)
+    one_view = one_view and not settings.draws_places
     return one_view and bundle.score == "confidence" and bundle.temperatures is None
 
 

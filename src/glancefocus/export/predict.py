@@ -108,7 +108,7 @@ class Manifest(TypedDict):
     runtime     onnx, openvino, executorch or litert
     batch       the only batch size that the graphs take; None: any
     candidates  the views of looks after the glance, the smallest first
-    first_view  glance: the first look sees the whole image; centre, random: a patch of it
+    first_view  glance: the first look sees the whole image (also in older exports, without this field); centre, random: a patch
     frames      frames of a clip; 1: pictures
     classifier  recurrent, summed: a memory of one size; cascaded: the features of all looks, joined
     policy      learnt: graphs aim; centre_corner, random: places by a rule
@@ -198,8 +198,11 @@ def scene_of(pictures: Sequence[Image.Image], manifest: Manifest) -> Scene:
     """The same for a picture, or the frames of a clip, in RGB."""
     extents = [extent for each in manifest["candidates"] if isinstance(extent := each["extent"], int)]
     least_px = max(extents, default=1) if manifest["looks"] > 1 else 1
-    least_px = max(least_px, 1 if manifest["first_view"] == "glance" else manifest["glance_px"])
-    least_px = max(least_px, SAMPLE_PX if "random" in (manifest["first_view"], manifest["policy"]) else 1)
+    least_px = max(least_px, 1 if manifest.get("first_view", "glance") == "glance" else manifest["glance_px"])
+    least_px = max(
+        least_px,
+        SAMPLE_PX if "random" in (manifest.get("first_view", "glance"), manifest.get("policy", "learnt")) else 1,
+    )
     views = [_view(picture, manifest["view"], least_px) for picture in pictures]
     width, height = pictures[0].size
     notes = [f"upscaled from {width}x{height} px"] if min(width, height) < least_px else []
@@ -469,7 +472,7 @@ class Looker:
     def _glance(self, scenes: Sequence[Scene]) -> list[Row]:
         px, nothing = self.manifest["glance_px"], np.zeros(self.manifest["policy_units"], dtype=np.float32)
         seen = [self._first_seen(scene) for scene in scenes]
-        placed = self.manifest["classifier_place"] and self.manifest["first_view"] != "glance"
+        placed = self.manifest.get("classifier_place", False) and self.manifest.get("first_view", "glance") != "glance"
         inputs = [(self._normalised(frames), *([place] if placed else [])) for frames, place in seen]
         outputs = self._run("glance", inputs)
         rows = []
@@ -479,7 +482,7 @@ class Looker:
 
     def _first_seen(self, scene: Scene) -> tuple[list[Array], Array]:
         """What the first look sees: the whole image resized, or a patch; and its place, see Row.place."""
-        px, first = self.manifest["glance_px"], self.manifest["first_view"]
+        px, first = self.manifest["glance_px"], self.manifest.get("first_view", "glance")
         if first == "glance":
             return [shrink(frame, px, self.manifest["glance_resize"]) for frame in scene.frames], WHOLE_PLACE
         where = MIDDLE if first == "centre" else drawn_place(scene, 1)
@@ -520,12 +523,12 @@ class Looker:
 
     def _aim(self, rows: list[Row]) -> None:
         """Set where each row looks next."""
-        if self.manifest["policy"] == "random":
+        if self.manifest.get("policy", "learnt") == "random":
             for row in rows:
                 row.where = drawn_place(row.scene, row.looks + 1)
             return
-        if self.manifest["policy"] == "centre_corner":
-            seen_before = 1 if self.manifest["first_view"] == "centre" else 0
+        if self.manifest.get("policy", "learnt") == "centre_corner":
+            seen_before = 1 if self.manifest.get("first_view", "glance") == "centre" else 0
             for row in rows:
                 row.where = CENTRE_AND_CORNERS[(row.looks - 1 + seen_before) % len(CENTRE_AND_CORNERS)]
             return
@@ -546,7 +549,7 @@ class Looker:
             view = self.candidates[following]
             seen = [self._seen(row, view) for row in group]
             if self.manifest["classifier"] != "cascaded":
-                placed = self.manifest["classifier_place"]
+                placed = self.manifest.get("classifier_place", False)
                 inputs = [
                     (pixels, row.memory, *([row.place] if placed else []))
                     for pixels, row in zip(seen, group, strict=True)

@@ -21,13 +21,14 @@ from glancefocus.network.modules import (
     CascadedClassifier,
     Classifier,
     Encoder,
+    LearntPolicy,
     RecurrentClassifier,
     SummedClassifier,
 )
-from glancefocus.network.places import make_policy
+from glancefocus.network.places import UnlearntPolicy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import GLANCE, NetworkSettings, from_plain, to_plain
 from glancefocus.values import Range, checked_number, is_writable_text, shown
 
 ensure_torchvision()
@@ -57,9 +58,24 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
         inputs = features + (PLACE_FEATURES if settings.classifier_place else 0)
         classifier = RecurrentClassifier(inputs, settings.classes, settings.classifier_units)
     sides, map_channels = _map_sides(glance_encoder, settings)
-    policy = make_policy(settings, map_channels, sides)
+    policy = _policy(settings, map_channels, sides)
     whole_encoder = another() if settings.whole_encoder else None
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy, whole_encoder).eval()
+
+
+def _policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
+    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
+    if settings.policy.kind != "learnt":
+        return UnlearntPolicy(settings)
+    return LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        tuple(settings.view_codes.index(settings.code_of(n)) for n in (*range(len(settings.candidates)), GLANCE)),
+        settings.frames,
+        settings.extents,
+    )
 
 
 def _map_sides(encoder: Encoder, settings: NetworkSettings) -> tuple[dict[int, int], int]:

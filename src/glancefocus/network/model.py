@@ -26,7 +26,7 @@ from glancefocus.network.modules import (
     covered_place,
     rows_by_candidate,
 )
-from glancefocus.network.places import UnlearntPolicy, covered_extents, first_region
+from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region, zoomed
 from glancefocus.settings import GLANCE, NetworkSettings
 
@@ -100,12 +100,13 @@ class GlanceFocus(nn.Module):
         super().__init__()
         self.settings = settings
         self.candidates = settings.candidates
+        self.glance_region = Region(settings.glance_view) if settings.first_view == "glance" else None
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
         self.classifier = classifier
         self.policy = policy
-        self.extents = covered_extents(settings) if settings.classifier_place else None
+        self.extents = settings.extents if settings.classifier_place else None
         self._runner: Runner | None = None
         self.runtime: str | None = None
         self.light_weights = False
@@ -152,7 +153,7 @@ class GlanceFocus(nn.Module):
         """
         scene = as_scene(scene)
         check_frames(scene, self.settings.frames)
-        region = first_region(self.settings, scene, where)
+        region = self._first_region(scene, where)
         views = scene.view(region)
         where = None if region.where is None else region.where.to(views.device)
         return self._first_look(scene, self.runner.glance(views, self._first_place(where)), where)
@@ -162,10 +163,13 @@ class GlanceFocus(nn.Module):
 
         answer  memory and logits, where they are known too
         """
-        where = first_region(self.settings, scene).where
+        where = self._first_region(scene).where
         where = None if where is None else where.to(encoding.vector.device)
         memory, logits = self.answer_glance(encoding.vector, self._first_place(where)) if answer is None else answer
         return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
+
+    def _first_region(self, scene: Scene, where: Tensor | None = None) -> Region:
+        return first_region(self.settings, scene, where) if self.glance_region is None else self.glance_region
 
     def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(

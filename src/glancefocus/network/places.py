@@ -7,20 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.look import Aim, Look, Scene, frames_of
-from glancefocus.network.modules import LearntPolicy
 from glancefocus.region import Region
-from glancefocus.settings import GLANCE, NetworkSettings, ViewSettings, native
+from glancefocus.settings import NetworkSettings, ViewSettings, native
 
 CENTRE_AND_CORNERS = ((0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
 """Where the centre-corner policy looks: the centre, then the corners in reading order, then the centre again and so on."""
 SAMPLE_PX = 16
 """Side of the square in the middle of an image whose pixels decide on its drawn places."""
 _PRIME = 2**31 - 1
-
-
-def draws_places(settings: NetworkSettings) -> bool:
-    """Whether any place of this network is drawn."""
-    return settings.first_view == "random" or settings.policy.kind == "random"
 
 
 def drawn_places(scene: Scene, view: ViewSettings, number: int) -> Tensor:
@@ -45,10 +39,11 @@ def place_weights(number: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
 
 
 def first_region(settings: NetworkSettings, scene: Scene, where: Tensor | None = None) -> Region:
-    """What the first look sees; where: the places of random first views, None: those that follow from the pixels."""
+    """What the first look sees in a network without a glance.
+
+    where  the places of random first views; None: those that follow from the pixels
+    """
     view = settings.glance_view
-    if settings.first_view == "glance":
-        return Region(view)
     if settings.first_view == "centre":
         return Region(view, torch.full((scene.count, 2), 0.5))
     return Region(view, drawn_places(scene, settings.view, 1) if where is None else where)
@@ -81,25 +76,3 @@ def centre_or_corner(look: Look, patches_before: int = 0) -> Tensor:
     """(B, 2) the place after this look; patches_before: how many of the places were seen at the first look."""
     place = CENTRE_AND_CORNERS[(look.number - 1 + patches_before) % len(CENTRE_AND_CORNERS)]
     return torch.tensor(place, device=look.logits.device).expand(look.count, 2)
-
-
-def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
-    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
-    if settings.policy.kind != "learnt":
-        return UnlearntPolicy(settings)
-    numbers = (*range(len(settings.candidates)), GLANCE)
-    return LearntPolicy(
-        settings.policy,
-        map_channels,
-        sides[settings.glance_px],
-        tuple(sides[view.px] for view in settings.candidates),
-        tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
-        settings.frames,
-        covered_extents(settings),
-    )
-
-
-def covered_extents(settings: NetworkSettings) -> tuple[float, ...]:
-    """What each candidate view covers, and last the first look, see LearntPolicy."""
-    size = settings.view.height_px, settings.view.width_px
-    return tuple(view.share_of(*size) for view in (*settings.candidates, settings.glance_view))

@@ -287,7 +287,7 @@ def expected_result(measured: Measured) -> Result:
     places = [curves[0].index(point) for point in shown]
     columns = [f"{point['mean_macs'] / 1e6:,.1f}M" for point in shown]
     looks = len(shown[0]["exits_per_look"])
-    values = [[[curve[place] for place in places] for curve in curves]][0]
+    values = [[curve[place] for place in places] for curve in curves]  # the same budgets for all seeds
     rows = [
         Row("expected looks E(t)", [[expected_looks(point) for point in own] for own in values]),
         Row("accuracy, %", [[100 * point["accuracy"] for point in own] for own in values]),

@@ -137,7 +137,7 @@ def backbone_run(
     Weights for the same classes (timm's for ImageNet, or a file) are taken as they are. For other classes, and for larger images
     than those that they were trained on, they are trained further.
     """
-    preset, own = preset or TINY_IMAGES, network or {}
+    preset, own = _with_the_same_backbone(preset or TINY_IMAGES), network or {}
     first = replace(scope, seed=0)
     base = _settings(first, preset, None, own, data, {})
     stages = [stage for stage in base.stages if stage in ("small", "backbone")]
@@ -152,6 +152,16 @@ def backbone_run(
     elif not from_timm or (base.network.classes == ASSUMED_CLASSES[False] and base.network.frames == 1):
         changes = {"backbone.epochs": 0}
     return Run(name, replace(_settings(first, preset, stages, own, data, changes), weights=scope.weights))
+
+
+def _with_the_same_backbone(preset: str) -> str:
+    """The first preset with the same backbone on the same images, so that several presets share one run."""
+    wanted = PRESETS[preset].settings
+
+    def seen(settings: NetworkSettings) -> tuple[Any, ...]:
+        return settings.backbone, settings.backbone_options, settings.view, settings.frames
+
+    return next(name for name, other in PRESETS.items() if seen(other.settings) == seen(wanted))
 
 
 def _settings(

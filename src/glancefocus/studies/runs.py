@@ -25,7 +25,7 @@ from glancefocus.loop import Policy
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
-from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.studies.study import Run, Scope
 from glancefocus.training.run import finished_bundle, load_backbone, train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, SETTINGS_FILE, alike, settings_of
@@ -104,7 +104,7 @@ class RunFolder:
         if not run.parts:
             return earlier / BUNDLE_FOLDER
         settings = run.settings
-        key = fingerprint([to_plain(settings.network), settings.seed, list(run.parts)])[:12]
+        key = fingerprint([settings.network.to_hash(), settings.seed, list(run.parts)])[:12]
         place = earlier / _STARTS / key
         if make and not place.is_dir():
             with_parts(Bundle.load(earlier / BUNDLE_FOLDER), settings.network, run.parts, settings.seed).save(place)
