@@ -119,9 +119,9 @@ def test_a_section_replaces_the_older_one_and_leaves_the_others(results: types.M
 
 def test_the_benchmark_writes_json(early_exit: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     early_exit.main(["--preset", "gf-mini-48", "--batch", "8", "--rounds", "2", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert [row["share_leaving"] for row in told["rows"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert told["rows"][0]["ratio"] == 1.0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["share_leaving"] for row in found["rows"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert found["rows"][0]["ratio"] == 1.0
 
 
 def test_reading_some_frames_is_compared_with_decoding_all(
@@ -312,3 +312,20 @@ def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pyte
     text = file.read_text()
     assert "## Study `rewards`: rewards\n\n    gf study rewards\n\na machine\n\nOne seed.\n\n**A table**" in text
     assert "drawn" not in text  # figures stay in the folder of the study
+
+
+def test_answers_by_parts_are_compared_with_those_of_decoded_pictures(
+    monkeypatch: pytest.MonkeyPatch, small_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    large_folder = importlib.import_module("large_folder")
+    for number in range(3):
+        Image.new("RGB", (70, 64), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    parts, decoded, parts_s, decoded_s = large_folder.both_ways(small_bundle(), sorted(tmp_path.iterdir()), 2)
+    assert [len(outcome) for outcome in parts] == [len(outcome) for outcome in decoded] == [2, 1]
+    assert parts_s > 0
+    assert decoded_s > 0
+    found = large_folder.summary(parts[0], decoded[0], 2.0, 5.0)
+    assert found["ratio"] == 2.5
+    assert (found["by_parts_per_second"], found["same_answers"], found["same_looks"]) == (1.0, 2, 2)
+    assert found["largest_difference_of_probabilities"] == 0

@@ -12,6 +12,7 @@
     ├── BadData               a data set that cannot be used
     ├── BadRun                a run that cannot be started or resumed as asked
     ├── BadExport             an export that cannot be written, or whose answers differ from its bundle's
+    ├── ServerError           a server that cannot be reached, or that has refused a request
     ├── ForkedThreads         a network is used in a forked process, but its threads exist only in the parent
     └── MissingExtra          an optional dependency that is not installed
         ├── MissingPackage      one that is not part of an extra
@@ -76,6 +77,10 @@ class BadRun(GlancefocusError):
 
 class BadExport(GlancefocusError):
     """An export that cannot be written, or whose answers differ from its bundle's."""
+
+
+class ServerError(GlancefocusError):
+    """A server that cannot be reached, or that has refused a request."""
 
 
 class ForkedThreads(GlancefocusError):

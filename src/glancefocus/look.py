@@ -23,7 +23,7 @@ class Scene(Protocol):
     """One or several images, seen only through regions of them.
 
     The frames of clips are folded into the batch: a view of B clips is (B x frames, 3, px, px), with the same place in every frame.
-    A scene of clips also has the attribute `frames`, see `frames_of`.
+    A scene of clips also has the attribute `frames`, see `frames_of`; one for networks that zoom has `sizes`, see `sizes_of`.
     """
 
     @property

@@ -247,17 +247,6 @@ class NetworkSettings:
         place = {"centre": "at the centre", "random": "at a random place"}.get(self.first_view)
         return f"a glance at {self.glance_px} px" if place is None else f"a patch of {self.glance_px} px {place}"
 
-    @property
-    def draws_places(self) -> bool:
-        """Whether any place of this network is drawn."""
-        return "random" in (self.first_view, self.policy.kind)
-
-    @property
-    def extents(self) -> tuple[float, ...]:
-        """What each candidate view covers, and last the first look, see LearntPolicy."""
-        size = self.view.height_px, self.view.width_px
-        return tuple(view.share_of(*size) for view in (*self.candidates, self.glance_view))
-
     @functools.cached_property
     def candidates(self) -> tuple[View, ...]:
         """The views that a focus look may have, smallest first. Elsewhere a candidate is its number in this list."""

@@ -13,8 +13,8 @@ import pytest
 import glancefocus
 from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.errors import BadSetting
-from glancefocus.serving.client import Client, ServerError
+from glancefocus.errors import BadSetting, ServerError
+from glancefocus.serving.client import Client
 
 RunCommand = Callable[..., Any]
 

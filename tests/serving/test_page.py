@@ -97,8 +97,10 @@ def test_an_error_is_shown_in_the_servers_sentence_and_goes_away(
     expect(page.get_by_role("alert")).to_have_text(
         "broken.png is not an image in a known format. Convert it to JPEG, PNG, WebP or TIFF."
     )
+    expect(page.locator("#unseen")).to_have_text("broken.png cannot be shown here.")
     page.set_input_files("#file", photo)
     expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#unseen")).to_be_hidden()
     expect(page.locator("#looks li")).to_have_count(3)
 
 
@@ -110,14 +112,18 @@ def test_charts_show_what_was_answered(open_page: Callable[..., Page], running: 
     assert "median" in (page.locator("#latency").get_attribute("aria-label") or "")
 
 
-def test_everything_can_be_reached_with_the_keyboard(open_page: Callable[..., Page]) -> None:
-    page = open_page()
-    expect(page.locator("#budget")).to_be_enabled()
-    reached = []
-    for _ in range(2):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.id"))
-    assert reached == ["file", "budget"]
+def test_everything_can_be_reached_with_the_keyboard(open_page: Callable[..., Page], photo: Path) -> None:
+    for chosen in (False, True):
+        page = open_page()
+        expect(page.locator("#budget")).to_be_enabled()
+        if chosen:
+            page.set_input_files("#file", photo)
+            expect(page.locator("#looks li")).to_have_count(3)
+        reached = []
+        for _ in range(2):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.id"))
+        assert reached == ["file", "budget"]
     for name in ("Picture", "Answer", "The last two minutes"):
         expect(page.get_by_role("region", name=name)).to_be_visible()
 

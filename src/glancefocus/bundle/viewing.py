@@ -76,7 +76,8 @@ def least_px(settings: NetworkSettings) -> int:
     """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
     views = [settings.glance_view, *(settings.candidates if settings.looks > 1 else ())]
     extents = [view.extent for view in views if isinstance(view.extent, int)]
-    return max([*extents, SAMPLE_PX if settings.draws_places else 1])
+    draws_places = "random" in (settings.first_view, settings.policy.kind)
+    return max([*extents, SAMPLE_PX if draws_places else 1])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ _LOCAL_ONLY = ("budget_ms", "draw", "max_pixels", "camera", "runtime", "light_we
 
 
 def open_server(address: str, options: Any) -> tuple["Client", str]:
-    """The client for a server, and the name of the bundle that is meant; "": the first one."""
+    """The client for an address, and the name after its #, the bundle that is meant; "": the first one."""
     from glancefocus.serving.client import Client
 
     for name in _LOCAL_ONLY:

@@ -1,6 +1,5 @@
 """DeepZoom pictures: a small description (.dzi) beside a folder of tiles, which are ordinary small pictures."""
 
-import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -41,7 +40,7 @@ class DeepZoomLevels:
         self._format = words.get("Format", "")
         if not _WORD.fullmatch(self._format):
             raise BadImage(f"{name} does not say in which format its tiles are. Save it again.")
-        self._top = math.ceil(math.log2(max(width, height))) if max(width, height) > 1 else 0
+        self._top = (max(width, height) - 1).bit_length()  # its largest level, which counts halvings down to 1 px
         shrinks = [1 << step for step in range(self._top + 1)]
         self.sizes: tuple[Size, ...] = tuple((-(-width // shrink), -(-height // shrink)) for shrink in shrinks)
         self._folder = file.with_name(f"{file.stem}_files")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -61,11 +62,11 @@ class FileImage:
             return self.glances[view]
         size = (view.px, view.px)
         box, covered_px = self._box(view, where)
-        if view.resize == "antialias" or covered_px == size:
-            native = where is not None and covered_px == size
-            resampling = RESAMPLING[self.interpolation] if native else Image.Resampling.BILINEAR
-            return pixels_of(self.picture.cut(box, size, resampling))
+        if where is not None and covered_px == size:
+            return pixels_of(self.picture.cut(box, size, RESAMPLING[self.interpolation]))
         part, inner = self.picture.part(box, size)
+        if view.resize == "antialias":
+            return _resized_exactly(part, inner, size)
         left, top, right, bottom = map(round, inner)
         covered = pixels_of(part.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
         return resized(covered[None].float() / 255, size, view.resize)[0]
@@ -78,6 +79,24 @@ class FileImage:
             top, left = top_left(where[None].cpu(), height, width, extent_px)[0].tolist()
             height = width = extent_px
         return self.placement.exact_box(top, left, height, width), (height, width)
+
+
+_KEPT_SHRINK = 4  # a part that is more than twice this many times as large as what is seen is averaged first
+
+
+def _resized_exactly(part: Image.Image, box: FloatBox, size: tuple[int, int]) -> Tensor:
+    """A box of an RGB picture at this size, (3, height, width) in [0, 1]: as floats, because images in memory are resized so.
+
+    Rounding to 8 bits would change the pixels as much as reading from a smaller level does.
+    """
+    times = int(min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])) // _KEPT_SHRINK
+    if times > 1:
+        shrink = 1 << (times.bit_length() - 1)
+        left, top, right, bottom = box
+        part = part.reduce(shrink)
+        box = (left / shrink, top / shrink, min(right / shrink, part.width), min(bottom / shrink, part.height))
+    bands = [band.convert("F").resize(size, Image.Resampling.BILINEAR, box=box) for band in part.split()]
+    return torch.from_numpy(np.stack([np.asarray(band) for band in bands])) / 255
 
 
 @dataclass(frozen=True)

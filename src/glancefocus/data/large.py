@@ -171,8 +171,10 @@ def _pyramid(
     found = _levels_of_file(source, name, header) if has_vips() else None
     if found is not None:
         return found
-    if header.tiled and header.pixels > (max_pixels or MAX_PIXELS):
-        raise MissingExtra("pyvips", "large")
+    if header.tiled and not has_vips() and header.pixels > (max_pixels or MAX_PIXELS):
+        raise BadImage(
+            f"{name} has {header.pixels:,} pixels and can only be read part by part: {MissingExtra('pyvips', 'large')}"
+        )
     refuse_pixels(header.size, max_pixels or MAX_PIXELS, name)
     tiles = has_vips() and can_tile(header.format_name) and header.mode not in _WHOLE_RANGE
     tiler = Tiler(source, name, header.format_name, progress) if tiles else None

@@ -21,7 +21,7 @@ from glancefocus.region import Box
 MOST_PAGES = 64
 """Pages of a TIFF in which levels are looked for."""
 MOST_TILE_PIXELS = 1 << 24
-"""A file with larger tiles, or rows of tiles, is not read by regions: a small part of it would take too much memory."""
+"""A file with larger tiles is not read part by part: a small part of it would take too much memory."""
 _SMALLEST_LEVEL_PX = 512
 _SAME_SHAPE = 0.02  # levels are rounded to whole pixels, and some programs to whole tiles
 _DEEP = {"ushort": 8}
@@ -70,7 +70,7 @@ class VipsLevels:
 
     @property
     def held_bytes(self) -> int:
-        """The tiles that libvips keeps of each level, and bytes that it reads from."""
+        """A row of tiles of each level, which libvips may keep, and bytes that it reads from."""
         tiles = sum(int(image.width) * 3 * _tile_height(image) for image in self._images)
         return tiles + (len(self._source) if isinstance(self._source, bytes) else 0)
 
@@ -153,13 +153,13 @@ def _is_smaller(size: Size, whole: Size) -> bool:
 
 def _is_readable(image: Any) -> bool:
     """Whether parts of it can be read by themselves, and turned into RGB without knowing the rest."""
-    tiled = _tile_height(image) * image.width <= MOST_TILE_PIXELS
-    return tiled and image.format in _TYPES and _mode(image) is not None
+    small_tiles = _number(image, "tile-width", image.width) * _tile_height(image) <= MOST_TILE_PIXELS
+    return small_tiles and image.format in _TYPES and _mode(image) is not None
 
 
 def _tile_height(image: Any) -> int:
-    """Rows of pixels that libvips decodes together."""
-    return _number(image, "tile-height", 0) or _number(image, "rows-per-strip", 0) or int(image.height)
+    """Rows of pixels that are decoded together; all of them for a file without tiles."""
+    return _number(image, "tile-height", image.height)
 
 
 def _mode(image: Any) -> str | None:

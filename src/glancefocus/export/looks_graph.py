@@ -33,7 +33,7 @@ def fits_one_graph(bundle: Bundle) -> bool:
     thresholds on the confidence."""
     settings = bundle.settings
     one_view = settings.looks > 1 and settings.frames == 1 and len(settings.candidates) == 1
-    one_view = one_view and not settings.draws_places
+    one_view = one_view and "random" not in (settings.first_view, settings.policy.kind)
     return one_view and bundle.score == "confidence" and bundle.temperatures is None
 
 

@@ -24,6 +24,7 @@ from glancefocus.network.modules import (
     LearntPolicy,
     RecurrentClassifier,
     SummedClassifier,
+    covered_extents,
 )
 from glancefocus.network.places import UnlearntPolicy
 from glancefocus.network.plain_pickles import DamagedFile
@@ -58,24 +59,9 @@ def build(settings: NetworkSettings, pretrained: bool = False) -> GlanceFocus:
         inputs = features + (PLACE_FEATURES if settings.classifier_place else 0)
         classifier = RecurrentClassifier(inputs, settings.classes, settings.classifier_units)
     sides, map_channels = _map_sides(glance_encoder, settings)
-    policy = _policy(settings, map_channels, sides)
+    policy = make_policy(settings, map_channels, sides)
     whole_encoder = another() if settings.whole_encoder else None
     return GlanceFocus(settings, glance_encoder, focus_encoder, classifier, policy, whole_encoder).eval()
-
-
-def _policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
-    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
-    if settings.policy.kind != "learnt":
-        return UnlearntPolicy(settings)
-    return LearntPolicy(
-        settings.policy,
-        map_channels,
-        sides[settings.glance_px],
-        tuple(sides[view.px] for view in settings.candidates),
-        tuple(settings.view_codes.index(settings.code_of(n)) for n in (*range(len(settings.candidates)), GLANCE)),
-        settings.frames,
-        settings.extents,
-    )
 
 
 def _map_sides(encoder: Encoder, settings: NetworkSettings) -> tuple[dict[int, int], int]:
@@ -390,3 +376,19 @@ def refuse_values(name: str, tensor: Tensor, wanted: Tensor, source: str) -> Non
 
 def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, int]) -> LearntPolicy | UnlearntPolicy:
+    """The policy that the settings describe; sides: {px: side of the feature map} of every view."""
+    if settings.policy.kind != "learnt":
+        return UnlearntPolicy(settings)
+    numbers = (*range(len(settings.candidates)), GLANCE)
+    return LearntPolicy(
+        settings.policy,
+        map_channels,
+        sides[settings.glance_px],
+        tuple(sides[view.px] for view in settings.candidates),
+        tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
+        settings.frames,
+        covered_extents(settings),
+    )

@@ -23,12 +23,13 @@ from glancefocus.network.modules import (
     Encoding,
     LearntPolicy,
     SummedClassifier,
+    covered_extents,
     covered_place,
     rows_by_candidate,
 )
 from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region, zoomed
-from glancefocus.settings import GLANCE, NetworkSettings
+from glancefocus.settings import GLANCE, NetworkSettings, whole
 
 
 class Seen(NamedTuple):
@@ -99,14 +100,16 @@ class GlanceFocus(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.candidates = settings.candidates
-        self.glance_region = Region(settings.glance_view) if settings.first_view == "glance" else None
+        self.glance_region, self.candidates = (
+            Region(whole(settings.glance_px, settings.glance_resize)),
+            settings.candidates,
+        )
         self.glance_encoder = glance_encoder
         self.focus_encoder = focus_encoder
         self.whole_encoder = whole_encoder
         self.classifier = classifier
         self.policy = policy
-        self.extents = settings.extents if settings.classifier_place else None
+        self.extents = covered_extents(settings) if settings.classifier_place else None
         self._runner: Runner | None = None
         self.runtime: str | None = None
         self.light_weights = False
@@ -169,7 +172,9 @@ class GlanceFocus(nn.Module):
         return self._first_look(scene, Seen(logits, memory, encoding.map, encoding.vector), where)
 
     def _first_region(self, scene: Scene, where: Tensor | None = None) -> Region:
-        return first_region(self.settings, scene, where) if self.glance_region is None else self.glance_region
+        if self.settings.first_view == "glance":
+            return self.glance_region
+        return first_region(self.settings, scene, where)
 
     def _first_look(self, scene: Scene, seen: Seen, where: Tensor | None) -> Look:
         return Look(

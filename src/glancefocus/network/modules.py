@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.settings import GLANCE, PolicySettings
+from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings
 
 
 class Encoding(NamedTuple):
@@ -335,13 +335,9 @@ class LearntPolicy(nn.Module):
     def perceive(self, map_: Tensor, last: int | Tensor) -> Tensor:
         """(B, units) what the policy sees in a map (B, channels, S, S) of looks at a candidate, one for all rows or (B,)."""
         if isinstance(last, Tensor):
-            groups = rows_by_candidate(last)
-            sides = [self.side_of(each) for each, _ in groups]
-            seen = [
-                self.perceive(map_[rows, :, :side, :side], each)
-                for (each, rows), side in zip(groups, sides, strict=True)
-            ]
-            return torch.cat(seen)[torch.cat([rows for _, rows in groups]).argsort()]
+            groups = [(each, rows, self.side_of(each)) for each, rows in rows_by_candidate(last)]
+            seen = [self.perceive(map_[rows, :, :side, :side], each) for each, rows, side in groups]
+            return torch.cat(seen)[torch.cat([rows for _, rows, _ in groups]).argsort()]
         rows, channels = map_.shape[0], map_.shape[1] // self.frames
         reduced = self.conv(map_.reshape(rows * self.frames, channels, *map_.shape[2:]))
         if reduced.shape[-1] != self.side or reduced.shape[-2] != self.side:
@@ -382,6 +378,12 @@ class LearntPolicy(nn.Module):
         """(B,) what the critic expects of looking on."""
         value: Tensor = self.critic(memory)[:, 0]
         return value
+
+
+def covered_extents(settings: NetworkSettings) -> tuple[float, ...]:
+    """What each candidate view covers, and last the first look, see LearntPolicy."""
+    height_px, width_px = settings.view.height_px, settings.view.width_px
+    return tuple(view.share_of(height_px, width_px) for view in (*settings.candidates, settings.glance_view))
 
 
 def one_hot(number: int | Tensor, count: int, like: Tensor) -> Tensor:

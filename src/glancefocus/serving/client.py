@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glancefocus.bundle.answers import Answer
-from glancefocus.errors import BadImage, BadSetting, GlancefocusError, UnknownName
+from glancefocus.errors import BadImage, BadSetting, ServerError, UnknownName
 from glancefocus.machine import read_file
 from glancefocus.values import Count, checked, shortened
 
@@ -21,10 +21,6 @@ OPTIONS = ("bundle", "topk", "budget_macs", "deadline_ms", "thresholds", "looks"
 _MOST_BYTES = 1 << 30
 _LONGEST_WAIT_S = 30.0
 _RETRIED = (408, 429, 502, 503, 504)
-
-
-class ServerError(GlancefocusError):
-    """The server cannot be reached, or has refused a request."""
 
 
 class Client:

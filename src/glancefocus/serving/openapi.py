@@ -9,6 +9,8 @@ DESCRIPTION = (
 )
 
 Schema = dict[str, Any]
+_WHITE_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAIAQAAAADsdIMmAAAADUlEQVR42mP4z8SADAEPcQEOdvOI0AAAAABJRU5ErkJggg=="
+"""A white picture of 8 x 8 pixels in base64, so that the example can be sent as it is."""
 _NUMBERS: Schema = {"type": "array", "items": {"type": "number"}}
 _ERROR: Schema = {
     "type": "object",
@@ -130,7 +132,7 @@ PREDICT: Schema = {
                         **_OPTIONS,
                     },
                 },
-                "example": {"images": [{"data": "iVBORw0KGgo...", "name": "road.png"}], "topk": 3},
+                "example": {"images": [{"data": _WHITE_PNG, "name": "road.png"}], "topk": 3},
             },
             "image/jpeg": {"schema": _PICTURE},
             "image/png": {"schema": _PICTURE},
