@@ -261,7 +261,7 @@ class NetworkSettings:
     def to_hash(self) -> dict[str, Any]:
         """Plain values for fingerprints: fields that came later are left out at their defaults, so that old ones stay valid."""
         plain = to_plain(self)
-        later = {"first_view": "glance", "own_norms": False, "classifier_place": False}
+        later = {"first_view": "glance", "own_norms": False, "classifier_place": False, "zoom": False}
         for table, name, usual in (*((plain, *each) for each in later.items()), (plain["policy"], "kind", "learnt")):
             if table[name] == usual:
                 del table[name]

@@ -121,7 +121,7 @@ def test_a_bundle_without_a_shared_weight_or_a_norm_is_refused(small_net: MakeNe
 def test_fingerprints_of_networks_without_the_new_settings_stay(small_net: MakeNet) -> None:
     plain, shared = (small_net(**changes).settings.to_hash() for changes in ({"shared_encoder": True}, SHARED))
     assert "own_norms" not in plain
-    assert not {"classifier_place", "first_view"} & set(plain)
+    assert not {"classifier_place", "first_view", "zoom"} & set(plain)
     assert "kind" not in plain["policy"]
     assert shared == {**plain, "own_norms": True}
     other = small_net(

@@ -472,7 +472,7 @@ class Looker:
     def _glance(self, scenes: Sequence[Scene]) -> list[Row]:
         px, nothing = self.manifest["glance_px"], np.zeros(self.manifest["policy_units"], dtype=np.float32)
         seen = [self._first_seen(scene) for scene in scenes]
-        placed = self.manifest["classifier_place"] and self.manifest["first_view"] != "glance"
+        placed = self.manifest.get("classifier_place", False) and self.manifest.get("first_view", "glance") != "glance"
         inputs = [(self._normalised(frames), *([place] if placed else [])) for frames, place in seen]
         outputs = self._run("glance", inputs)
         rows = []
@@ -549,7 +549,7 @@ class Looker:
             view = self.candidates[following]
             seen = [self._seen(row, view) for row in group]
             if self.manifest["classifier"] != "cascaded":
-                placed = self.manifest["classifier_place"]
+                placed = self.manifest.get("classifier_place", False)
                 inputs = [
                     (pixels, row.memory, *([row.place] if placed else []))
                     for pixels, row in zip(seen, group, strict=True)
