@@ -168,8 +168,8 @@ def test_drawings_name_answers_and_colour_them_by_right_and_wrong(
 ) -> None:
     bundle, drawn = small_bundle(), []
 
-    def recorded(outcome: Outcome, row: int, boxes: Sequence[Any], truth: str) -> list[LookDrawn]:
-        drawn.append(looks_taken(outcome, row, boxes, truth))
+    def recorded(outcome: Outcome, row: int, boxes: Sequence[Any], truth: str, first: Any) -> list[LookDrawn]:
+        drawn.append(looks_taken(outcome, row, boxes, truth, first))
         return drawn[-1]
 
     monkeypatch.setattr(boxes, "looks_taken", recorded)
