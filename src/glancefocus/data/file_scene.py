@@ -1,7 +1,6 @@
 """Images of large pictures as a scene: each look reads its own region from the file, at the resolution that it needs."""
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from glancefocus.data.file_picture import FilePicture, FloatBox
 from glancefocus.data.images import LARGE_PIXELS, RESAMPLING, fitted, pixels_of
 from glancefocus.errors import BadImage
-from glancefocus.look import Scene, as_scene
+from glancefocus.look import as_scene
 from glancefocus.region import Placement, Region, normalise, resized, top_left
 from glancefocus.settings import Interpolation, View, ViewSettings
 
@@ -150,12 +149,6 @@ def _read(image: Tensor | FileImage, view: View, where: Tensor | None) -> Tensor
     except BadImage as error:
         image.problems.append(str(error))
         return torch.zeros(3, view.px, view.px, dtype=torch.uint8)
-
-
-def scene_of(images: Sequence[Tensor | FileImage], view: ViewSettings) -> Scene:
-    """A scene of images, of which some may be in files."""
-    in_memory = [image for image in images if isinstance(image, Tensor)]
-    return as_scene(in_memory, view) if len(in_memory) == len(images) else FileScene(tuple(images), view)
 
 
 def view_file(
