@@ -130,6 +130,11 @@ def test_rows_with_different_views_and_pooled_batches_look_at_the_same_places(sm
     torch.testing.assert_close(torch.cat([outcome.logits for outcome in pooled]), together.logits, rtol=0, atol=1e-4)
 
 
+def test_zooming_begins_with_the_whole_image(small_net: MakeNet) -> None:
+    with pytest.raises(BadSetting, match="zoom=true begins with the whole image, but first_view is 'centre'"):
+        small_net(zoom=True, first_view="centre")
+
+
 def test_a_learnt_policy_zooms_and_the_paper_s_networks_do_not(small_bundle: Callable[..., Bundle]) -> None:
     plain = small_bundle()
     assert plain.settings.zoom is False
