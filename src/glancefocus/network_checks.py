@@ -56,7 +56,8 @@ def _check_focus(settings: "NetworkSettings") -> None:
 def _check_first_view(settings: "NetworkSettings") -> None:
     if settings.zoom and settings.first_view != "glance":
         raise BadSetting(
-            f"zoom=true begins with the whole image, but first_view is {settings.first_view!r}. Use first_view='glance', or leave zoom out."
+            f"zoom=true begins with the whole image, but first_view is {settings.first_view!r}. Use first_view='glance', or leave "
+            "zoom out."
         )
     shorter_px = min(settings.view.height_px, settings.view.width_px)
     if settings.first_view != "glance" and settings.glance_px > shorter_px:
