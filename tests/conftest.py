@@ -141,3 +141,13 @@ def gf_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         return json.loads(out) if "--json" in words else " ".join(out.split())
 
     return run
+
+
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pictures of more than 10,000 pixels are read part by part, those of more than 60,000 from tiles, in an own cache."""
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("glancefocus.data.images.SMALL_BYTES", 0)
+    monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
+    monkeypatch.setattr("glancefocus.data.file_scene.LARGE_PIXELS", 10_000)
+    monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 60_000)

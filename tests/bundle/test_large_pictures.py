@@ -17,16 +17,8 @@ from glancefocus.data.images import read_picture
 from glancefocus.errors import BadImage
 
 pyvips = pytest.importorskip("pyvips")
+pytestmark = pytest.mark.usefixtures("small_is_large")
 MakeBundle = Callable[..., Bundle]
-
-
-@pytest.fixture(autouse=True)
-def _small_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("glancefocus.data.images.SMALL_BYTES", 0)
-    monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.file_scene.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 60_000)
 
 
 def mixed(folder: Path, count: int) -> list[Path]:

@@ -11,16 +11,8 @@ from PIL import Image
 from glancefocus.bundle.bundle import Bundle
 
 pyvips = pytest.importorskip("pyvips")
+pytestmark = pytest.mark.usefixtures("small_is_large")
 Run = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _small_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("glancefocus.data.images.SMALL_BYTES", 0)
-    monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.file_scene.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 60_000)
 
 
 @pytest.fixture
