@@ -31,7 +31,7 @@ from glancefocus.evaluation.records import record_looks
 from glancefocus.exits.budget import SPARE
 from glancefocus.exits.one_size import direct_within
 from glancefocus.exits.table import LookTable
-from glancefocus.settings import from_plain
+from glancefocus.values import from_plain
 
 NEW_IMAGES = 3000
 MADE_UP_IMAGES = 20_000

@@ -24,9 +24,9 @@ from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.every_look import backbone_accuracy, compare
 from glancefocus.machine import keep_freed_memory
 from glancefocus.network.macs import count_costs
-from glancefocus.settings import from_plain
 from glancefocus.training.run import load_backbone
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import from_plain
 
 
 def measure(run: Path) -> dict[str, Any]:

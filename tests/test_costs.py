@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from glancefocus.costs import Costs
+from glancefocus.bundle.files import read_costs
 from glancefocus.errors import BadSetting
+from glancefocus.outcome import Costs
 
 # A glance 100, an aim 7, a focus 100 at 32 px and 250 at 48 px, answers 3, 5 and 6.
 COSTS = Costs(
@@ -44,7 +45,7 @@ def test_fewer_looks_than_the_table_has_are_fine() -> None:
 def test_costs_go_through_json_and_back() -> None:
     plain = json.loads(json.dumps(COSTS.to_plain()))
     assert plain["macs_after_look"] == [103, 365, 628]
-    assert Costs.from_plain(plain) == COSTS
+    assert read_costs(plain) == COSTS
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_costs_go_through_json_and_back() -> None:
 def test_a_field_that_cannot_be_is_refused_by_its_name(change: dict[str, object]) -> None:
     (name,) = change
     with pytest.raises(BadSetting, match=f"costs.{name} must"):
-        Costs.from_plain({**COSTS.to_plain(), **change})
+        read_costs({**COSTS.to_plain(), **change})
 
 
 def test_a_table_with_a_hole_names_what_is_missing() -> None:
     plain = COSTS.to_plain()
     del plain["policy_macs"]
     with pytest.raises(BadSetting, match="costs.policy_macs is missing"):
-        Costs.from_plain(plain)
+        read_costs(plain)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glancefocus.errors import BadSetting
-from glancefocus.values import Fields, list_of, number_of, parse_json, read_json, text_of, whole_of
+from glancefocus.machine import parse_json, read_json
+from glancefocus.values import Fields, list_of, number_of, text_of, whole_of
 
 
 @pytest.mark.parametrize(

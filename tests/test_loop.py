@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.records import record_looks
 from glancefocus.look import Aim, Look, Scene, as_scene
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, Value, every_look, look_until_sure
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
+from glancefocus.outcome import Costs
 
 
 class ScriptedNet:

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glancefocus.costs import Costs
 from glancefocus.look import Aim, Look
-from glancefocus.outcome import Outcome, OutcomeRecorder
+from glancefocus.outcome import Costs, Outcome, OutcomeRecorder
 
 COSTS = Costs(100, 110, {8: 50}, 7, (3, 5), 1000)
 

@@ -7,7 +7,8 @@ import pytest
 
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.presets import PRESETS
-from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings
+from glancefocus.values import from_plain, to_plain
 
 ODD = NetworkSettings(
     backbone="resnet18",

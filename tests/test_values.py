@@ -9,8 +9,7 @@ import pytest
 
 from glancefocus.cli.main import read_number
 from glancefocus.errors import BadSetting
-from glancefocus.settings import check_fields, from_plain
-from glancefocus.values import ANY_NUMBER, Range, checked_number, shortened
+from glancefocus.values import ANY_NUMBER, Range, check_fields, checked_number, from_plain, shortened
 
 LOOKS = Range(1, 64)
 

@@ -22,8 +22,9 @@ from glancefocus.network.macs import count_costs, count_macs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
 from glancefocus.region import Placement, bilinear_crop, crop
-from glancefocus.settings import GLANCE, NetworkSettings, View, from_plain, native, to_plain, whole
+from glancefocus.settings import GLANCE, NetworkSettings, View, native, whole
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import from_plain, to_plain
 
 Net = Callable[..., GlanceFocus]
 MIXED = ("32", "0.5@32", "whole@64")  # in images of 96x128 px the half of the shorter side is 48 px

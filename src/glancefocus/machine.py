@@ -13,6 +13,8 @@ import ctypes
 import errno
 import functools
 import importlib
+import json
+import math
 import os
 import platform
 import stat
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from glancefocus.errors import BadImage, BadSetting, ForkedThreads
+from glancefocus.values import is_writable_text, shown
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +68,82 @@ def read_stream(stream: BinaryIO, most_bytes: int) -> bytes:
         if size > most_bytes:
             raise OSError(errno.EFBIG, _too_large(most_bytes))
     return b"".join(blocks)
+
+
+MOST_VALUES, DEEPEST = 4_000_000, 32
+"""Limits for a JSON file: how many values it may hold, and how deeply lists and tables may be nested."""
+_LONGEST_NUMBER = 40
+
+
+def read_json(file: Path, most_bytes: int) -> Any:
+    """The content of a JSON file. Raises BadSetting if it is not valid JSON, OSError if it cannot be read."""
+    return parse_json(read_file(file, most_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON strictly and within limits: UTF-8, every name once, no NaN or infinity, no number that overflows."""
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise BadSetting(f"it has more than {MOST_VALUES:,} values.")
+    try:
+        plain = json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_table,
+            parse_int=_whole,
+            parse_float=_float,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"it is not text in UTF-8 (byte {error.start}).") from None
+    except RecursionError:
+        raise BadSetting("its lists and tables are nested too deeply.") from None
+    except ValueError as error:
+        raise BadSetting(f"it is not JSON: {error}.") from None
+    _check_inside(plain)
+    return plain
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        last = {name: index for index, (name, _) in enumerate(pairs)}
+        twice = next(name for index, (name, _) in enumerate(pairs) if last[name] != index)
+        raise BadSetting(f"it has the name {shown(twice)} twice in one table.")
+    return table
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise BadSetting(f"it has a whole number of {len(digits):,} digits.")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise BadSetting(f"it has a number that is too large ({digits[:_LONGEST_NUMBER]}).")
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise BadSetting(f"it has {name} where a number should be.")
+
+
+def _check_inside(plain: Any) -> None:
+    """Refuse values nested too deeply, and text with half a character (a surrogate); written without recursion."""
+    level: list[Any] = [plain]
+    for _ in range(DEEPEST):
+        following: list[Any] = []
+        for value in level:
+            if isinstance(value, str) and not is_writable_text(value):
+                raise BadSetting(f"it has a text that is not Unicode ({shown(value)}).")
+            if isinstance(value, dict):
+                following += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                following += value
+        if not following:
+            return
+        level = following
+    raise BadSetting(f"its lists and tables are nested more than {DEEPEST} deep.")
 
 
 def _too_large(most_bytes: int) -> str:

@@ -1,9 +1,13 @@
-"""The result of a prediction: the answer for every image, the number of looks it took, where they were, and what they cost."""
+"""The result of a prediction: the answer for every image, the number of looks it took, where they were, and what they cost.
 
+`Costs` are the multiply-adds of each part of a network, which budgets, outcomes and reports share.
+"""
+
+import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,94 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.costs import Costs
+from glancefocus.errors import BadSetting
 from glancefocus.look import Look
 from glancefocus.region import Box, Placement, top_left
 from glancefocus.settings import View
+from glancefocus.values import Answer
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Multiply-adds of each part, for one image.
+
+    encoder_macs            the glance encoder on a glance, without its own head
+    encoder_with_head_macs  the same with it
+    focus_encoder_macs      the focus encoder on each candidate view, in their order: {name of the view: macs}
+    policy_macs             the aim after the glance
+    classifier_macs         the answer after look 1, 2, ... T
+    backbone_macs           the plain backbone, head included, on the whole image
+    focus_policy_macs       the aim after each candidate view: {name of the view: macs}; the others cost as after the glance
+    """
+
+    encoder_macs: int
+    encoder_with_head_macs: int
+    focus_encoder_macs: dict[str, int]
+    policy_macs: int
+    classifier_macs: tuple[int, ...]
+    backbone_macs: int
+    focus_policy_macs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def looks(self) -> int:
+        """Largest number of looks, the glance included."""
+        return len(self.classifier_macs)
+
+    @functools.cached_property
+    def _focus(self) -> list[tuple[int, int]]:
+        """(encoder's, policy's) multiply-adds of each candidate."""
+        aims = self.focus_policy_macs
+        return [(macs, aims.get(name, self.policy_macs)) for name, macs in self.focus_encoder_macs.items()]
+
+    @property
+    def macs_after_look(self) -> tuple[int, ...]:
+        """Everything spent when leaving after look 1, 2, ... T, with the last candidate, which is the largest, at every look."""
+        return self.macs_along([len(self._focus) - 1] * (self.looks - 1))
+
+    def macs_along(self, candidates: Sequence[int]) -> tuple[int, ...]:
+        """Everything spent when leaving after the glance, after a look at the first of these candidates, the second, ..."""
+        spent, aim_macs = [self.encoder_macs + self.classifier_macs[0]], self.policy_macs
+        for candidate, answer_macs in zip(candidates, self.classifier_macs[1:], strict=False):
+            encoder_macs, next_aim_macs = self._focus[candidate]
+            spent.append(spent[-1] + aim_macs + encoder_macs + answer_macs)
+            aim_macs = next_aim_macs
+        return tuple(spent)
+
+    def macs_of(self, candidates: Sequence[int], aims_first: bool = False) -> int:
+        """Everything spent when leaving after these looks; aims_first: one more aim, unless it was the last look."""
+        spent = self.macs_along(candidates)[-1]
+        if aims_first and len(candidates) < self.looks - 1:
+            spent += self._focus[candidates[-1]][1] if candidates else self.policy_macs
+        return spent
+
+    def macs_of_tree(self, aims_first: bool = False) -> tuple[int, ...]:
+        """The same for every sequence of candidates, in the order of a look table's nodes."""
+        every = range(len(self._focus))
+        paths = (path for looks in range(self.looks) for path in itertools.product(every, repeat=looks))
+        return tuple(self.macs_of(path, aims_first) for path in paths)
+
+    def spent(self, looks: Tensor, candidate: Tensor, aims_first: bool = False) -> Tensor:
+        """What each image cost, (N,) float64.
+
+        looks       (N,) number of looks taken
+        candidate   (N, at most T - 1) candidate view of each focus look; those beyond `looks` do not count
+        aims_first  the score needs the next aim, so images that left before the last look had paid for it already
+        """
+        looks, candidate = looks.cpu(), candidate.cpu()
+        # A first column of -1, so that there is always something to compare rows by.
+        candidate = torch.cat([torch.full_like(looks, -1)[:, None], candidate], dim=1)
+        taken = torch.where(torch.arange(1, candidate.shape[1] + 1) <= looks[:, None], candidate, -1)
+        paths, which = torch.unique(taken, dim=0, return_inverse=True)
+        if paths.numel() and int(paths.max()) >= len(self._focus):
+            known = list(self.focus_encoder_macs)
+            raise BadSetting(f"the table of costs has no candidate view {int(paths.max())}, only {known}.")
+        spent = [self.macs_of([each for each in path if each >= 0], aims_first) for path in paths.tolist()]
+        return torch.tensor(spent, dtype=torch.float64)[which]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As plain values, for JSON; `read_costs` in bundle/files.py reads them."""
+        lists = {"classifier_macs": list(self.classifier_macs), "macs_after_look": list(self.macs_after_look)}
+        return {**asdict(self), **lists}
 
 
 @dataclass(frozen=True)
@@ -121,13 +209,6 @@ class Outcome:
         top, left = top_left(where[None], height_px, width_px, px)[0].tolist()
         return self.placements[row].box_in_picture(top, left, px, px)
 
-    def confidence_in(self, row: int, name: str) -> list[float] | None:
-        """The probability of the class of this name after each look that was taken; None if it is unknown."""
-        if self.logits_after is None or self.classes is None or name not in self.classes:
-            return None
-        shares = self.logits_after[row, : int(self.looks[row])].float().softmax(dim=1)
-        return shares[:, self.classes.index(name)].tolist()
-
     def name(self, index: int) -> str:
         """The name of a class; its number if the classes have no names."""
         return str(index) if self.classes is None else self.classes[index]
@@ -155,6 +236,33 @@ class Outcome:
         """The k likeliest classes of one image with their probabilities."""
         probabilities, indexes = self.logits[row].float().softmax(dim=0).topk(min(k, self.logits.shape[1]))
         return [(self.name(i), p) for i, p in zip(indexes.tolist(), probabilities.tolist(), strict=True)]
+
+    def answers(self, topk: int) -> list[Answer]:
+        """The answer for each image as plain values: what `gf predict --json` prints, and a server sends. `file` is empty.
+
+        A threshold that is not finite becomes None, because JSON has no infinity.
+        """
+        costs, boxes, patch_px = self.cost_macs.tolist(), self.boxes, self.patch_px
+        answers: list[Answer] = []
+        for row, taken in enumerate(self.looks.tolist()):
+            answers.append(
+                {
+                    "file": "",
+                    "label": self.name(int(self.answer[row])),
+                    "confidence": float(self.confidence[row]),
+                    "looks": taken,
+                    "sure": bool(self.sure[row]),
+                    "threshold": self.threshold(row) if math.isfinite(self.threshold(row) or 0.0) else None,
+                    "where": self.where[row, : taken - 1].tolist(),
+                    "boxes": [list(box) for box in boxes[row]],
+                    "patch_px": patch_px[row, : taken - 1].tolist(),
+                    "views": [self.views[each].name for each in self.candidate[row, : taken - 1].tolist()],
+                    "cost_macs": int(costs[row]),
+                    "top": [{"label": name, "confidence": share} for name, share in self.top(row, topk)],
+                    "notes": list(self.notes[row]) if self.notes else [],
+                }
+            )
+        return answers
 
     @staticmethod
     def join(parts: Sequence["Outcome"]) -> "Outcome":
@@ -260,12 +368,10 @@ class OutcomeRecorder:
             candidate = look.candidate
             table["candidate"][rows, index - 1] = _array(candidate) if isinstance(candidate, Tensor) else candidate
         left, was_sure = _array(leaving), _array(sure)
-        if not left.any():
-            return
-        if not left.all():
-            rows, was_sure = _array(look.rows)[left] - self._taken, was_sure[left]
-        table["sure"][rows] = was_sure
-        table["looks"][rows] = look.number
+        if left.any():
+            if not left.all():
+                rows, was_sure = _array(look.rows)[left] - self._taken, was_sure[left]
+            table["sure"][rows], table["looks"][rows] = was_sure, look.number
 
     def _knows(self, look: Look) -> bool:
         """Whether a glance was recorded before: its rows then waited, and leave now because time is up."""

@@ -2,16 +2,11 @@
 
 import functools
 import re
-import types
-import typing
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.network_checks import check_network
+from glancefocus.errors import BadSetting
 from glancefocus.values import (
-    ANY_NUMBER,
     Classes,
     Colour,
     ColourDeviation,
@@ -22,9 +17,10 @@ from glancefocus.values import (
     PositiveShare,
     ShiftDivisor,
     Units,
+    check_fields,
     checked,
-    checked_number,
     shown,
+    to_plain,
 )
 
 GlanceResize = Literal["antialias", "bicubic", "bilinear"]
@@ -229,7 +225,7 @@ class NetworkSettings:
         if "focus" in plain:
             raise BadSetting("focus and patch_px both name the views of the focus looks. Give one of them.")
         others = {name: value for name, value in plain.items() if name != "patch_px"}
-        return {**others, "focus": native_names(plain["patch_px"], _joined(where, "patch_px"))}
+        return {**others, "focus": native_names(plain["patch_px"], f"{where}.patch_px" if where else "patch_px")}
 
     @property
     def keeps_backbone(self) -> bool:
@@ -272,92 +268,88 @@ class NetworkSettings:
         return str(self.glance_px) if candidate == GLANCE else self.candidates[candidate].name
 
 
-Settings = TypeVar("Settings")
+_MOST_VIEWS = 16
+_MOST_COLUMNS = 100_000  # of tables that have one for every sequence of views
 
 
-def to_plain(settings: Any) -> dict[str, Any]:
-    """The settings as plain lists, numbers, strings and dictionaries, ready for JSON."""
-    plain: dict[str, Any] = asdict(settings)
-    return plain
+def check_network(settings: NetworkSettings) -> None:
+    """Refuse what does not fit together; fields are checked one by one before."""
+    _check_focus(settings)
+    _check_first_view(settings)
+    _check_encoders(settings)
+    _check_classifier(settings)
+    if settings.shift_div == 1:
+        raise BadSetting(
+            f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {settings.shift_div}. "
+            "Use at least 2, or 0 for no shift."
+        )
 
 
-def from_plain(kind: type[Settings], plain: Any, where: str = "") -> Settings:
-    """Settings of this kind out of plain values; unknown names, and values of the wrong type or out of range, are refused.
-
-    where  what the settings are called in these sentences, such as "network"
-    """
-    if not isinstance(plain, dict):
-        raise BadSetting(f"{where or 'settings'} must be a table of names and values, but got {type(plain).__name__}.")
-    hints = _hints(kind)
-    upgraded = getattr(kind, "upgraded", None)
-    if upgraded is not None:
-        plain = upgraded(plain, where)
-    for name in plain:
-        if name not in hints:
-            raise UnknownName(f"setting in {where}" if where else "setting", str(name), hints)
-    values = {name: _convert(hints[name], value, _joined(where, name)) for name, value in plain.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise BadSetting(f"{where or 'a table of settings'} is incomplete: {error}.") from None
-
-
-def check_fields(settings: Any) -> None:
-    """Check every field of frozen settings by its type and range; for `__post_init__`."""
-    for name, hint in _hints(type(settings)).items():
-        value = getattr(settings, name)
-        object.__setattr__(settings, name, _convert(hint, value, name))
-
-
-def _read_hints(kind: Any) -> dict[str, Any]:
-    """{field: its type}, with the ranges."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {f.name: hints[f.name] for f in fields(kind)}
+def _check_focus(settings: NetworkSettings) -> None:
+    views, count = settings.candidates, len(settings.focus)
+    if not views or len(set(settings.focus)) != count:
+        raise BadSetting(
+            f"focus must name one or several different views, but got {' '.join(settings.focus) or 'none'}."
+        )
+    if count > _MOST_VIEWS:
+        raise BadSetting(f"focus names at most {_MOST_VIEWS} views, but got {count}.")
+    if [view.px for view in views] != sorted(view.px for view in views):
+        raise BadSetting(f"focus names the smallest view first, but got {' '.join(settings.focus)}.")
+    if sum(count**look for look in range(settings.looks)) > _MOST_COLUMNS:
+        raise BadSetting(
+            f"with {count} candidate views and {settings.looks} looks there are more than {_MOST_COLUMNS:,} sequences of views to "
+            "choose from. Use fewer views or looks."
+        )
+    height_px, width_px = settings.view.height_px, settings.view.width_px
+    for view in views if settings.looks > 1 else ():
+        needed_px = view.px if view.is_whole else view.extent_px(height_px, width_px)
+        if needed_px > min(height_px, width_px):
+            raise BadSetting(
+                f"the view {view.name} is larger than the image ({min(height_px, width_px)} px). Use a smaller view or larger "
+                "images."
+            )
+        if view.is_whole and view.px <= settings.glance_px:
+            raise BadSetting(
+                f"the view {view.name} shows no more than the glance, which is whole@{settings.glance_px}. Use a larger one."
+            )
 
 
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(_read_hints)
+def _check_first_view(settings: NetworkSettings) -> None:
+    if settings.zoom and settings.first_view != "glance":
+        raise BadSetting(
+            f"zoom=true begins with the whole image, but first_view is {settings.first_view!r}. Use first_view='glance', or leave "
+            "zoom out."
+        )
+    shorter_px = min(settings.view.height_px, settings.view.width_px)
+    if settings.first_view != "glance" and settings.glance_px > shorter_px:
+        raise BadSetting(
+            f"the first look is a patch of glance_px={settings.glance_px}, which is larger than the image ({shorter_px} px)."
+        )
 
 
-def _joined(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _check_encoders(settings: NetworkSettings) -> None:
+    if settings.own_norms and not settings.shared_encoder:
+        raise BadSetting("own_norms=true needs shared_encoder=true: separate encoders have their own norms anyway.")
+    if not settings.whole_encoder:
+        return
+    if settings.classifier != "summed" or settings.shared_encoder != settings.own_norms:
+        raise BadSetting(
+            "whole_encoder=true needs classifier='summed', and with shared_encoder=true also own_norms=true."
+        )
+    if not any(view.is_whole for view in settings.candidates):
+        raise BadSetting(
+            f"whole_encoder=true needs a view of the whole image, but focus names {' '.join(settings.focus)}."
+        )
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as the hint says, or BadSetting."""
-    if is_dataclass(hint):
-        kind = typing.cast(type[Any], hint)
-        return value if isinstance(value, kind) else from_plain(kind, value, where)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return checked_number(arguments[0], arguments[1], value, where)
-    if origin is Literal:
-        if not isinstance(value, str) or value not in arguments:
-            raise BadSetting(f"{where} must be one of {', '.join(map(repr, arguments))}, but got {shown(value)}.")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        (inner,) = [a for a in arguments if a is not type(None)]
-        return None if value is None else _convert(inner, value, where)
-    if origin is tuple:
-        return _convert_list(arguments, value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise BadSetting(f"{where} must be a table of names and values, but got {shown(value)}.")
-        return dict(value)
-    if hint in (int, float):
-        return checked_number(hint, ANY_NUMBER, value, where)
-    if not isinstance(value, hint):
-        raise BadSetting(f"{where} must be {_KINDS.get(hint, hint.__name__)}, but got {shown(value)}.")
-    return value
-
-
-def _convert_list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise BadSetting(f"{where} must be a list, but got {shown(value)}.")
-    if hints[1:] == (...,):
-        hints = (hints[0],) * len(value)
-    if len(value) != len(hints):
-        raise BadSetting(f"{where} must be a list of {len(hints)} values, but got {shown(value)}.")
-    return tuple(_convert(hint, v, f"{where}[{i}]") for i, (hint, v) in enumerate(zip(hints, value, strict=True)))
-
-
-_KINDS = {str: "a text", bool: "true or false"}
+def _check_classifier(settings: NetworkSettings) -> None:
+    parts = any(not view.is_whole for view in settings.candidates)
+    if settings.classifier_place and (settings.classifier != "recurrent" or not parts):
+        raise BadSetting(
+            "classifier_place=true needs classifier='recurrent' and a view of a part of the image, but got "
+            f"{settings.classifier!r} and {' '.join(settings.focus)}. Leave it out."
+        )
+    if settings.classifier == "cascaded" and settings.first_answer == "classifier":
+        raise BadSetting(
+            "a cascaded classifier has no layer for the glance: its first_answer is 'own_head', not 'classifier'."
+        )

@@ -13,21 +13,20 @@ Class names, notes and file names must not act as commands or markup where they 
 terminals, `markdown` for pages, `csv_cell` for tables that may be opened in a spreadsheet, `figure_text` for matplotlib.
 """
 
-import json
+import functools
 import math
 import numbers
 import os
 import re
 import reprlib
+import types
 import typing
 import unicodedata
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from glancefocus.errors import BadSetting, UnknownName
-from glancefocus.machine import read_file
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,14 @@ def _digits(number: float) -> str:
 
 
 _CORES = os.cpu_count() or 1
+MOST_LOOKS, MOST_CANDIDATES = 64, 64
 
 # Sizes of images and networks
 Pixels = Annotated[int, Range(8, 16_384)]
 Shift = Annotated[int, Range(0, 16_384)]
 MaxPixels = Annotated[int, Range(64, 2**34)]
 Classes = Annotated[int, Range(2, 1_000_000)]
-Looks = Annotated[int, Range(1, 64)]
+Looks = Annotated[int, Range(1, MOST_LOOKS)]
 Frames = Annotated[int, Range(1, 256)]
 Units = Annotated[int, Range(1, 65_536)]
 Kernel = Annotated[int, Range(1, 31)]
@@ -159,84 +159,12 @@ Minutes = Annotated[float, Range(0, 1_000_000)]
 Threshold = Annotated[float, Range(-1e6, 1e6)]
 
 # JSON and tables of fields
-MOST_VALUES, DEEPEST = 4_000_000, 32
-"""Limits for a JSON file: how many values it may hold, and how deeply lists and tables may be nested."""
 LONGEST_CLASS_NAME = 1000
-_LONGEST_NUMBER = 40
 _REQUIRED: Any = object()
 
 Value = TypeVar("Value")
-
-
-def read_json(file: Path, most_bytes: int) -> Any:
-    """The content of a JSON file. Raises BadSetting if it is not valid JSON, OSError if it cannot be read."""
-    return parse_json(read_file(file, most_bytes))
-
-
-def parse_json(content: bytes) -> Any:
-    """Parse JSON strictly and within limits: UTF-8, every name once, no NaN or infinity, no number that overflows."""
-    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise BadSetting(f"it has more than {MOST_VALUES:,} values.")
-    try:
-        plain = json.loads(
-            content.decode("utf-8"),
-            object_pairs_hook=_table,
-            parse_int=_whole,
-            parse_float=_float,
-            parse_constant=_refuse_constant,
-        )
-    except UnicodeDecodeError as error:
-        raise BadSetting(f"it is not text in UTF-8 (byte {error.start}).") from None
-    except RecursionError:
-        raise BadSetting("its lists and tables are nested too deeply.") from None
-    except ValueError as error:
-        raise BadSetting(f"it is not JSON: {error}.") from None
-    _check_inside(plain)
-    return plain
-
-
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        last = {name: index for index, (name, _) in enumerate(pairs)}
-        twice = next(name for index, (name, _) in enumerate(pairs) if last[name] != index)
-        raise BadSetting(f"it has the name {shown(twice)} twice in one table.")
-    return table
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _LONGEST_NUMBER:
-        raise BadSetting(f"it has a whole number of {len(digits):,} digits.")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise BadSetting(f"it has a number that is too large ({digits[:_LONGEST_NUMBER]}).")
-    return number
-
-
-def _refuse_constant(name: str) -> Any:
-    raise BadSetting(f"it has {name} where a number should be.")
-
-
-def _check_inside(plain: Any) -> None:
-    """Refuse values nested too deeply, and text with half a character (a surrogate); written without recursion."""
-    level: list[Any] = [plain]
-    for _ in range(DEEPEST):
-        following: list[Any] = []
-        for value in level:
-            if isinstance(value, str) and not is_writable_text(value):
-                raise BadSetting(f"it has a text that is not Unicode ({shown(value)}).")
-            if isinstance(value, dict):
-                following += [*value.keys(), *value.values()]
-            elif isinstance(value, list):
-                following += value
-        if not following:
-            return
-        level = following
-    raise BadSetting(f"its lists and tables are nested more than {DEEPEST} deep.")
+Answer = dict[str, Any]
+"""The answer for one picture as plain values, with the fields that docs/predict.md lists."""
 
 
 class Fields:
@@ -319,6 +247,97 @@ def list_of(value: Any, name: str, most: int, each: Callable[[Any, str], Value])
     if len(value) > most:
         raise BadSetting(f"{name} has {len(value):,} values; at most {most:,} are allowed.")
     return [each(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
+
+
+Settings = TypeVar("Settings")
+
+
+def to_plain(settings: Any) -> dict[str, Any]:
+    """The settings as plain lists, numbers, strings and dictionaries, ready for JSON."""
+    plain: dict[str, Any] = asdict(settings)
+    return plain
+
+
+def from_plain(kind: type[Settings], plain: Any, where: str = "") -> Settings:
+    """Settings of this kind out of plain values; unknown names, and values of the wrong type or out of range, are refused.
+
+    where  what the settings are called in these sentences, such as "network"
+    """
+    if not isinstance(plain, dict):
+        raise BadSetting(f"{where or 'settings'} must be a table of names and values, but got {type(plain).__name__}.")
+    hints = _hints(kind)
+    upgraded = getattr(kind, "upgraded", None)
+    if upgraded is not None:
+        plain = upgraded(plain, where)
+    for name in plain:
+        if name not in hints:
+            raise UnknownName(f"setting in {where}" if where else "setting", str(name), hints)
+    values = {name: _convert(hints[name], value, _joined(where, name)) for name, value in plain.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise BadSetting(f"{where or 'a table of settings'} is incomplete: {error}.") from None
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of frozen settings by its type and range; for `__post_init__`."""
+    for name, hint in _hints(type(settings)).items():
+        value = getattr(settings, name)
+        object.__setattr__(settings, name, _convert(hint, value, name))
+
+
+def _read_hints(kind: Any) -> dict[str, Any]:
+    """{field: its type}, with the ranges."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(_read_hints)
+
+
+def _joined(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the hint says, or BadSetting."""
+    if is_dataclass(hint):
+        kind = typing.cast(type[Any], hint)
+        return value if isinstance(value, kind) else from_plain(kind, value, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return checked_number(arguments[0], arguments[1], value, where)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in arguments:
+            raise BadSetting(f"{where} must be one of {', '.join(map(repr, arguments))}, but got {shown(value)}.")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [a for a in arguments if a is not type(None)]
+        return None if value is None else _convert(inner, value, where)
+    if origin is tuple:
+        return _convert_list(arguments, value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise BadSetting(f"{where} must be a table of names and values, but got {shown(value)}.")
+        return dict(value)
+    if hint in (int, float):
+        return checked_number(hint, ANY_NUMBER, value, where)
+    if not isinstance(value, hint):
+        raise BadSetting(f"{where} must be {_KINDS.get(hint, hint.__name__)}, but got {shown(value)}.")
+    return value
+
+
+def _convert_list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadSetting(f"{where} must be a list, but got {shown(value)}.")
+    if hints[1:] == (...,):
+        hints = (hints[0],) * len(value)
+    if len(value) != len(hints):
+        raise BadSetting(f"{where} must be a list of {len(hints)} values, but got {shown(value)}.")
+    return tuple(_convert(hint, v, f"{where}[{i}]") for i, (hint, v) in enumerate(zip(hints, value, strict=True)))
+
+
+_KINDS = {str: "a text", bool: "true or false"}
 
 
 # Markup anywhere; the start of a heading, a list or a quotation; addresses that become links automatically.

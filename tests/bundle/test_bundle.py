@@ -18,10 +18,10 @@ import glancefocus as gf
 from glancefocus import files
 from glancefocus.bundle import predicting
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Latency
 from glancefocus.machine import device_name
+from glancefocus.outcome import Costs
 
 MakeBundle = Callable[..., Bundle]
 

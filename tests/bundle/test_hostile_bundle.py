@@ -28,7 +28,7 @@ from glancefocus.evaluation.report import class_sections, noted_images, read_tra
 from glancefocus.evaluation.tables import class_csv_rows
 from glancefocus.export.compare import open_splits
 from glancefocus.export.predict import AnswerWriter
-from glancefocus.settings import to_plain
+from glancefocus.values import to_plain
 
 MakeBundle = Callable[..., Bundle]
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadRun
-from glancefocus.settings import from_plain
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import from_plain
 
 Run = Callable[..., Any]
 CLASSES = ("ant", "bee", "cow", "dog", "eel")

@@ -13,7 +13,7 @@ from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.evaluation.choosing import choose_images, choosing_and_measuring
 from glancefocus.evaluation.records import Records, looks_folder
-from glancefocus.settings import to_plain
+from glancefocus.values import to_plain
 
 MakeBundle = Callable[..., Bundle]
 

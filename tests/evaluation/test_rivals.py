@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.data.splits import MemorySplit
 from glancefocus.evaluation.assess import random_rows
 from glancefocus.evaluation.cascades import Member, cascade_table
@@ -26,6 +25,7 @@ from glancefocus.look import as_batch
 from glancefocus.network.macs import count_backbone, count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoding
+from glancefocus.outcome import Costs
 from glancefocus.region import resized
 
 MakeNet = Callable[..., GlanceFocus]

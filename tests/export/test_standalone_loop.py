@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadBudget, BadExport, BadSetting
 from glancefocus.export.compare import Tally, compare, made_up, refuse_differences, rounding_decides, ways_of_looking
@@ -143,7 +142,7 @@ def test_costs_and_boxes_are_the_same_as_the_bundles(
     assert [line["cost_macs"] for line in lines] == outcome.cost_macs.tolist()
     assert [line["label"] for line in lines] == outcome.label
     assert [line["sure"] for line in lines] == outcome.sure.tolist()
-    ours = answers_of(outcome, 1)
+    ours = outcome.answers(1)
     for name in ("boxes", "patch_px", "views"):
         assert [line[name] for line in lines] == [one[name] for one in ours]
 

@@ -14,7 +14,8 @@ from glancefocus.data.images import view_picture
 from glancefocus.export import predict
 from glancefocus.look import as_batch
 from glancefocus.region import Region, shrink
-from glancefocus.settings import View, ViewSettings, as_pixels, to_plain
+from glancefocus.settings import View, ViewSettings, as_pixels
+from glancefocus.values import to_plain
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -15,7 +15,8 @@ from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.places import drawn_places
 from glancefocus.network.policy import CentreCornerPolicy, EvidencePolicy, RandomFirstViews
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings
+from glancefocus.values import from_plain, to_plain
 
 Make = Callable[..., GlanceFocus]
 RULE = {"units": 16, "conv_channels": 4}

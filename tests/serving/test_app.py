@@ -15,7 +15,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.requests import Limits
@@ -24,7 +23,7 @@ Serving = Callable[..., AbstractContextManager[Any]]
 
 
 def offline(bundle: Bundle, picture: bytes, topk: int = 1, **options: Any) -> dict[str, Any]:
-    (answer,) = answers_of(bundle.predict(picture, **options), topk)
+    (answer,) = bundle.predict(picture, **options).answers(topk)
     return answer
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import glancefocus
-from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadSetting, ServerError
 from glancefocus.serving.client import Client
@@ -66,7 +65,7 @@ def test_answers_come_in_the_order_of_the_files(running: Any, curved_bundle: Bun
         answers = client.predict(sent, topk=2)
         (single,) = client.predict(files[0], looks=2)
     assert [answer["file"] for answer in answers] == [*map(str, sent[:-1]), "the picture"]
-    for answer, expected in zip(answers, answers_of(curved_bundle.predict(files), 2), strict=False):
+    for answer, expected in zip(answers, curved_bundle.predict(files).answers(2), strict=False):
         assert (answer["label"], answer["looks"], answer["boxes"]) == (
             expected["label"],
             expected["looks"],

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from glancefocus.bundle.answers import answers_of
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.loop import Deadline
@@ -73,7 +72,7 @@ def rows_of(answered: list[Answered], jobs: list[Job]) -> list[Any]:
     """The answer of every job, in the order of the jobs."""
     found = {}
     for group in answered:
-        for one, answer in zip(group.jobs, answers_of(group.outcome, 3), strict=True):
+        for one, answer in zip(group.jobs, group.outcome.answers(3), strict=True):
             found[id(one)] = answer
     assert len(found) == len(jobs)
     return [found[id(one)] for one in jobs]
@@ -81,7 +80,7 @@ def rows_of(answered: list[Answered], jobs: list[Job]) -> list[Any]:
 
 def assert_same(answers: list[Any], offline: Outcome) -> None:
     """Equal in every field; numbers up to rounding, because batches of other sizes are summed in another order."""
-    expected = answers_of(offline, 3)
+    expected = offline.answers(3)
     for ours, theirs in zip(answers, expected, strict=True):
         for name in ("label", "looks", "sure", "threshold", "patch_px", "views", "cost_macs", "notes"):
             assert ours[name] == theirs[name]

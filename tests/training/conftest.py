@@ -23,10 +23,11 @@ from glancefocus.data.splits import MemorySplit
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoding, LearntPolicy
 from glancefocus.region import shrink
-from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
+from glancefocus.values import from_plain
 
 IMAGE_PX, SQUARE_PX, PATCH_PX, GLANCE_PX = 32, 4, 12, 8
 AS_IT_IS = ViewSettings(

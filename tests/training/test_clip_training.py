@@ -16,11 +16,11 @@ from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.evaluation.boxes import draw_rows
 from glancefocus.evaluation.every_look import backbone_accuracy, evaluate_every_look
 from glancefocus.evaluation.records import record_looks
-from glancefocus.settings import from_plain
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import load_backbone, train
 from glancefocus.training.run_folder import prepare_folder
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import from_plain
 
 STAGES = ("backbone", "glance", "recognise", "aim", "finetune")
 

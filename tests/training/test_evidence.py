@@ -15,12 +15,13 @@ from glancefocus.network.build import build_backbone
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoder
 from glancefocus.region import top_left
-from glancefocus.settings import View, from_plain, native, whole
+from glancefocus.settings import View, native, whole
 from glancefocus.training.initialise import EvidenceShown, InitialiseStage, cells_of
 from glancefocus.training.settings import InitialiseSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage
 from glancefocus.training.teacher import BackboneEvidence, Places, aims_at, largest_extent_px, strongest_places
+from glancefocus.values import from_plain
 
 World = Callable[..., TrainingContext]
 

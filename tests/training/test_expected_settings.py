@@ -13,9 +13,10 @@ from PIL import Image
 
 from glancefocus.data.sources import DataSettings
 from glancefocus.network.presets import PRESETS
-from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import to_plain
 
 EXPECTED = Path(__file__).with_name("expected_settings.json")
 LARGE = {"view": {"height_px": 960, "width_px": 1280}}

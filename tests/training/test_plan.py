@@ -13,7 +13,6 @@ from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadRun
 from glancefocus.network.build import build
 from glancefocus.progress import duration
-from glancefocus.settings import to_plain
 from glancefocus.training import plan as plan_module
 from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
@@ -30,6 +29,7 @@ from glancefocus.training.plan import (
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
+from glancefocus.values import to_plain
 
 pytestmark = pytest.mark.usefixtures("_tiny_world")
 PLAN = Plan((StagePlan("backbone", 2, 3, 1.0, 4.0), StagePlan("aim", 1, 5, 2.0, 0.0)), 6.0, 3 << 30)

@@ -15,13 +15,14 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadSetting
 from glancefocus.network.model import GlanceFocus
-from glancefocus.settings import ViewSettings, from_plain
+from glancefocus.settings import ViewSettings
 from glancefocus.training.loop import build_stage
 from glancefocus.training.plan import bytes_per_image, weight_bytes
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
+from glancefocus.values import from_plain
 
 VIEW = ViewSettings(fit="whole", height_px=64, width_px=64)
 SHARED = {"shared_encoder": True, "own_norms": True}

@@ -15,12 +15,13 @@ from glancefocus.evaluation.every_look import evaluate_every_look, holds
 from glancefocus.look import Aim, Look, as_batch
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoding
-from glancefocus.settings import from_plain, native, whole
+from glancefocus.settings import native, whole
 from glancefocus.training.episode import MixedGlances, play
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage, pointing_loss
 from glancefocus.training.teacher import BackboneEvidence, Places
+from glancefocus.values import from_plain
 
 World = Callable[..., TrainingContext]
 

@@ -17,7 +17,7 @@ from glancefocus.look import Look, as_batch
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
 from glancefocus.network.policy import RandomPolicy
-from glancefocus.settings import View, ViewSettings, from_plain
+from glancefocus.settings import View, ViewSettings
 from glancefocus.training.checkpoint import load_checkpoint, save_weights
 from glancefocus.training.episode import SometimesRandom, play
 from glancefocus.training.run import train
@@ -25,6 +25,7 @@ from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, fitted_weights, weigh_looks
 from glancefocus.training.stage_recognise import RecogniseStage, separate_loss
 from glancefocus.training.teacher import TEMPERATURE, Places, TaughtAims, Teacher, open_teacher, taught_loss
+from glancefocus.values import from_plain
 
 SIDE_PX = 64
 VIEW = ViewSettings(fit="whole", height_px=SIDE_PX, width_px=SIDE_PX)

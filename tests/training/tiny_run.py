@@ -10,9 +10,9 @@ import torch
 
 from glancefocus.errors import GlancefocusError
 from glancefocus.interrupts import Interrupted
-from glancefocus.settings import from_plain
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import from_plain
 
 EPOCHS = {"backbone": 1, "glance": 1, "recognise": 1, "point": 1, "aim": 2, "finetune": 1, "joint": 1}
 # The same in the words of the command.

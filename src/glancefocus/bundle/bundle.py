@@ -15,7 +15,6 @@ import glancefocus
 from glancefocus.bundle import files, predicting, viewing
 from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
 from glancefocus.bundle.viewing import ReadAhead, Viewed
-from glancefocus.costs import Costs
 from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
@@ -28,12 +27,12 @@ from glancefocus.network.build import build, load_exactly
 from glancefocus.network.checkpoints import load_official
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Outcome
+from glancefocus.outcome import Costs, Outcome
 from glancefocus.progress import Progress
 from glancefocus.runtime.choose import RuntimeOptions, check_name, open_runtime, set_threads
-from glancefocus.settings import NetworkSettings, to_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.stream import FULL_BATCH, refuse_deadline
-from glancefocus.values import BatchSize, Milliseconds, checked
+from glancefocus.values import BatchSize, Milliseconds, checked, to_plain
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The files of a bundle. Files that are read are not trusted; they are written all or none."""
 
 import os
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -9,23 +10,25 @@ from typing import Any, cast
 import safetensors.torch
 from torch import Tensor
 
-from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS, Costs
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES, SplitRecord
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.exits.curve import Latency, Point
 from glancefocus.files import replace_folder, write_file, write_text
 from glancefocus.loop import frozen, read_thresholds
-from glancefocus.machine import available_bytes, read_file
+from glancefocus.machine import available_bytes, read_file, read_json
 from glancefocus.network.build import MOST_HEADER_BYTES, loading_bytes, read_safetensors, weight_bytes
-from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.outcome import Costs
+from glancefocus.settings import NetworkSettings
 from glancefocus.values import (
     LONGEST_CLASS_NAME,
+    MOST_CANDIDATES,
+    MOST_LOOKS,
     Fields,
+    from_plain,
     list_of,
     number_of,
     one_line,
-    read_json,
     shown,
     text_of,
     whole_of,
@@ -37,6 +40,8 @@ MAX_SETTINGS_BYTES = 64 * 2**20
 MOST_CLASSES, MOST_LATENCIES, MOST_POINTS = 1_000_000, 1000, 100_000
 MOST_MS = 1e9
 _ROOM = 4  # weights may be stored as float64, and there are values beside them that are not trained
+_MOST_MACS = 10**18
+_VIEW_NAME = re.compile("([a-z0-9.]{1,16}@)?[0-9]{1,6}")
 PREFIX = "hf://"
 
 
@@ -52,7 +57,7 @@ def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSetti
         temperatures = fields.value("temperatures", None)
         thresholds = fields.value("thresholds", None)
         return {
-            "costs": Costs.from_plain(fields.value("costs")),
+            "costs": read_costs(fields.value("costs")),
             "classes": tuple(fields.listed("classes", MOST_CLASSES, _class_name)),
             "thresholds": None
             if thresholds is None
@@ -67,6 +72,31 @@ def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSetti
         }
     except BadSetting as error:
         raise BadBundle(f"{file} is damaged: {error}") from None
+
+
+def read_costs(plain: Any, where: str = "costs") -> Costs:
+    """Costs from plain values; a field that is missing or out of range is refused by its name."""
+    fields = Fields(plain, where)
+    macs = partial(whole_of, least=0, most=_MOST_MACS)
+    return Costs(
+        encoder_macs=fields.whole("encoder_macs", 1, _MOST_MACS),
+        encoder_with_head_macs=fields.whole("encoder_with_head_macs", 1, _MOST_MACS),
+        focus_encoder_macs=_by_view(fields, "focus_encoder_macs"),
+        policy_macs=fields.whole("policy_macs", 0, _MOST_MACS),
+        classifier_macs=tuple(fields.listed("classifier_macs", MOST_LOOKS, macs)),
+        backbone_macs=fields.whole("backbone_macs", 1, _MOST_MACS),
+        focus_policy_macs=_by_view(fields, "focus_policy_macs") if "focus_policy_macs" in fields.plain else {},
+    )
+
+
+def _by_view(fields: Fields, name: str) -> dict[str, int]:
+    """{name of the view: multiply-adds}"""
+    table = fields.table(name)
+    if len(table.plain) > MOST_CANDIDATES or not all(map(_VIEW_NAME.fullmatch, table.plain)):
+        raise BadSetting(
+            f"{table.where} must have a number for each candidate view, by names such as '96' or 'whole@160'."
+        )
+    return {view: table.whole(view, 0, _MOST_MACS) for view in table.plain}
 
 
 def _class_name(value: Any, name: str) -> str:

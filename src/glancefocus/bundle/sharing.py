@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from glancefocus.bundle.files import MAX_SETTINGS_BYTES, PREFIX, SETTINGS_FILE, WEIGHTS_FILE, is_hub_name
-from glancefocus.costs import Costs
 from glancefocus.data.split_record import FILE as SPLIT_FILE
 from glancefocus.data.split_record import MAX_PACKED_BYTES
 from glancefocus.errors import BadBundle, BadSetting
@@ -21,6 +20,7 @@ from glancefocus.exits.curve import Point
 from glancefocus.exits.record import view_words
 from glancefocus.files import cache_folder, replace_folder, write_text
 from glancefocus.network.backbones import hub_id
+from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
 from glancefocus.values import markdown, one_line
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.costs import Costs
     from glancefocus.evaluation.wall_clock import Subject, Timing
     from glancefocus.exits.curve import Point
     from glancefocus.network.model import GlanceFocus
+    from glancefocus.outcome import Costs
 
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from glancefocus.bundle.answers import Answer, answers_of
 from glancefocus.cli.main import (
     BundleName,
     Display,
@@ -41,7 +40,17 @@ from glancefocus.cli.predict_output import (
 )
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress
-from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold, lines_kept
+from glancefocus.values import (
+    Answer,
+    BatchSize,
+    Count,
+    Looks,
+    MaxPixels,
+    Milliseconds,
+    MultiplyAdds,
+    Threshold,
+    lines_kept,
+)
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -302,7 +311,7 @@ class _Files:
     def answers(self, outcomes: Iterator[Any]) -> Iterator[tuple[Answer, str, Sequence[str]]]:
         """(answer, why it stopped, remarks) of every file, in their order."""
         for outcome in outcomes:
-            for row, answer in enumerate(answers_of(outcome, self.options.topk)):
+            for row, answer in enumerate(outcome.answers(self.options.topk)):
                 yield from self._errors()
                 file = self._waiting.popleft()
                 problem = outcome.problems[row] if outcome.problems else ""
@@ -384,7 +393,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
             summary.started = time.perf_counter()
             for frame in stream.frames():
                 outcome = bundle.predict(frame.picture, deadline_ms=options.deadline_ms, **stopping)
-                (answer,) = answers_of(outcome, options.topk)
+                (answer,) = outcome.answers(options.topk)
                 place = {"frame": frame.number, "seconds": round(frame.seconds, 3)}
                 output.write({**answer, "file": source, **place}, outcome.stopped(0))
                 if options.draw is not None:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from glancefocus.bundle.answers import Answer
 from glancefocus.cli.main import output
 from glancefocus.errors import BadSetting
 from glancefocus.files import write_file, write_text
 from glancefocus.progress import Progress
-from glancefocus.values import lines_kept
+from glancefocus.values import Answer, lines_kept
 
 if TYPE_CHECKING:
     from PIL import Image

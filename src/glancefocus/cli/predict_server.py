@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from glancefocus.bundle.answers import Answer
 from glancefocus.cli.serve import TOKEN_VARIABLE
 from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.values import Answer
 
 if TYPE_CHECKING:
     from glancefocus.serving.client import Client

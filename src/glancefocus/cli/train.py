@@ -339,10 +339,9 @@ def run_training(
 
 
 def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
-    from glancefocus.costs import MOST_LOOKS
     from glancefocus.evaluation.verdict import read_verdict
     from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
-    from glancefocus.values import Fields, number_of
+    from glancefocus.values import MOST_LOOKS, Fields, number_of
 
     notes = Fields(bundle.notes, "notes")
     accuracy = notes.listed(

@@ -12,8 +12,8 @@ from glancefocus.data.images import pixels_of, view_picture
 from glancefocus.errors import BadSetting
 from glancefocus.machine import ensure_torchvision
 from glancefocus.region import normalise
-from glancefocus.settings import ViewSettings, check_fields
-from glancefocus.values import PositiveShare, Repeats, Share, Shift
+from glancefocus.settings import ViewSettings
+from glancefocus.values import PositiveShare, Repeats, Share, Shift, check_fields
 
 
 @dataclass(frozen=True)

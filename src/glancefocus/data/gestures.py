@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadSetting
-from glancefocus.settings import check_fields
-from glancefocus.values import Range
+from glancefocus.values import Range, check_fields
 
 CLASSES: tuple[str, ...] = ("none", "left", "right", "up", "down", "circle", "still")
 

@@ -18,9 +18,8 @@ from glancefocus.data.large import read_shrunk
 from glancefocus.data.published import read_published_pictures
 from glancefocus.data.splits import FileSplit, Row
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.machine import open_file
+from glancefocus.machine import open_file, read_json
 from glancefocus.settings import ViewSettings
-from glancefocus.values import read_json
 
 
 class Medium(Protocol):

@@ -13,8 +13,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from glancefocus.data.sign_faces import Colour, Sign, choose_distractor, paste_face, speed_limit
 from glancefocus.errors import BadSetting
-from glancefocus.settings import check_fields
-from glancefocus.values import Range
+from glancefocus.values import Range, check_fields
 
 CLASSES: tuple[str, ...] = ("none", "30", "50", "80", "100")
 

@@ -28,8 +28,19 @@ from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
 from glancefocus.data.worlds import WORLDS, World, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress, progress_of
-from glancefocus.settings import ViewSettings, check_fields, from_plain
-from glancefocus.values import LONGEST_CLASS_NAME, BadFiles, InnerShare, Mebibytes, Scenes, Seed, Workers, text_of
+from glancefocus.settings import ViewSettings
+from glancefocus.values import (
+    LONGEST_CLASS_NAME,
+    BadFiles,
+    InnerShare,
+    Mebibytes,
+    Scenes,
+    Seed,
+    Workers,
+    check_fields,
+    from_plain,
+    text_of,
+)
 
 
 def check_class_names(names: Iterable[str], source: str) -> None:

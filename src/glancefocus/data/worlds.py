@@ -29,10 +29,9 @@ from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.files import Cache, cache_folder, fingerprint, lock, remove_unfinished, replace_folder, write_text
 from glancefocus.interrupts import children_without_signals
-from glancefocus.machine import cache_path, open_file
+from glancefocus.machine import cache_path, open_file, read_json
 from glancefocus.progress import Progress, progress_of
 from glancefocus.settings import ViewSettings
-from glancefocus.values import read_json
 
 WORLDS = ("signs", "gestures")
 SPLITS = ("train", "val", "test")

@@ -75,6 +75,14 @@ class LookDrawn:
         return f"{self.number} {kind}{view}: {self.label}  {self.confidence:.2f}{truth}"
 
 
+def _confidence_in(outcome: Outcome, row: int, name: str) -> list[float] | None:
+    """The probability of the class of this name after each look that was taken; None if it is unknown."""
+    if outcome.logits_after is None or outcome.classes is None or name not in outcome.classes:
+        return None
+    shares: Tensor = outcome.logits_after[row, : int(outcome.looks[row])].float().softmax(dim=1)
+    return [float(share) for share in shares[:, outcome.classes.index(name)]]
+
+
 def looks_taken(
     outcome: Outcome, row: int, boxes: Sequence[Box], truth: str | None, first_box: Box | None = None
 ) -> list[LookDrawn]:
@@ -83,7 +91,7 @@ def looks_taken(
     first_box  of the first look; None for a glance
     """
     taken = []
-    in_truth = None if truth is None else outcome.confidence_in(row, truth)
+    in_truth = None if truth is None else _confidence_in(outcome, row, truth)
     for look in range(int(outcome.looks[row])):
         label = outcome.name(int(outcome.answer_after[row, look]))
         view = outcome.views[int(outcome.candidate[row, look - 1])] if look > 0 else None

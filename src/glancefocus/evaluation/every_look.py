@@ -29,7 +29,8 @@ from glancefocus.network.modules import rows_by_candidate
 from glancefocus.network.policy import CentreCornerPolicy, OneCandidate, RandomPolicy
 from glancefocus.outcome import Outcome
 from glancefocus.region import Region, top_left
-from glancefocus.settings import NetworkSettings, View, from_plain, whole
+from glancefocus.settings import NetworkSettings, View, whole
+from glancefocus.values import from_plain
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import MOST_LOOKS
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.evaluation.assess import (
@@ -65,8 +64,8 @@ from glancefocus.evaluation.tables import (
 from glancefocus.evaluation.verdict import Verdict, macs_words
 from glancefocus.exits.curve import Unit
 from glancefocus.exits.record import LookRecord, short_noun, view_words, views_noun
-from glancefocus.machine import read_file
-from glancefocus.values import Fields, figure_text, number_of, one_line, parse_json
+from glancefocus.machine import parse_json, read_file
+from glancefocus.values import MOST_LOOKS, Fields, figure_text, number_of, one_line
 
 PAGE = "report.html"
 OPTIONAL_FILES = ("scores.csv", "fixed_sizes.csv", "rivals.csv", "rival_budgets.csv", "classes.csv")

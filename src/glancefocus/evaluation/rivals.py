@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, scene_batches
 from glancefocus.evaluation.assess import look_table, own_thresholds, random_rows
 from glancefocus.evaluation.cascades import Member, verdict_of
@@ -31,6 +30,7 @@ from glancefocus.look import as_batch
 from glancefocus.network.macs import count_backbone
 from glancefocus.network.modules import Encoder
 from glancefocus.network.weights import load_backbone_weights
+from glancefocus.outcome import Costs
 from glancefocus.progress import Progress
 from glancefocus.region import resized
 from glancefocus.settings import GlanceResize, NetworkSettings

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glancefocus.costs import Costs
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.look import Scene, as_batch
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Outcome
+from glancefocus.outcome import Costs, Outcome
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from glancefocus.errors import BadBundle, BadSetting
 from glancefocus.exits.budget import wilson_interval
 from glancefocus.exits.curve import Unit
-from glancefocus.settings import from_plain
-from glancefocus.values import Range
+from glancefocus.values import Range, from_plain
 
 Conclusion = Literal["worth it", "not worth it", "tie", "undecided", "no rivals"]
 Kind = Literal["backbone", "resized", "tuned", "cascade", "glancefocus"]

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glancefocus.costs import Costs
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.latency import Progress, in_turns, time_shares
 from glancefocus.exits.curve import refuse_budget
@@ -19,7 +18,7 @@ from glancefocus.exits.one_size import geometric_shares, planned_exits
 from glancefocus.look import Aim, Look, as_scene
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
-from glancefocus.outcome import Outcome
+from glancefocus.outcome import Costs, Outcome
 from glancefocus.runtime.choose import (
     RuntimeOptions,
     installed,

@@ -18,13 +18,12 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from glancefocus.costs import MOST_CANDIDATES, MOST_LOOKS
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.exits.table import LookTable, level_sizes
 from glancefocus.files import replace_folder
 from glancefocus.loop import SCORES
-from glancefocus.machine import open_file
-from glancefocus.values import Fields, one_line, read_json, text_of, whole_of
+from glancefocus.machine import open_file, read_json
+from glancefocus.values import MOST_CANDIDATES, MOST_LOOKS, Fields, one_line, text_of, whole_of
 
 FORMAT = 2
 ABOUT_FILE = "about.json"

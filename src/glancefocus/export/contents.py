@@ -21,13 +21,14 @@ from glancefocus.exits.curve import leave_thresholds, rising, stay_thresholds
 from glancefocus.exits.record import view_words
 from glancefocus.export.predict import Candidate, Graph, Manifest, PartCosts, StoredPoint, Tensor, View
 from glancefocus.files import write_text
+from glancefocus.machine import read_json
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, focus_part, take_apart
 from glancefocus.progress import Progress
 from glancefocus.runtime.backends import as_tuple, import_openvino
 from glancefocus.runtime.onnx_writing import write_onnx
-from glancefocus.settings import NetworkSettings, to_plain
-from glancefocus.values import markdown, read_json
+from glancefocus.settings import NetworkSettings
+from glancefocus.values import markdown, to_plain
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ from glancefocus.network.modules import (
 from glancefocus.network.places import UnlearntPolicy
 from glancefocus.network.plain_pickles import DamagedFile
 from glancefocus.network.temporal_shift import ClipEncoder
-from glancefocus.settings import GLANCE, NetworkSettings, from_plain, to_plain
-from glancefocus.values import Range, checked_number, is_writable_text, shown
+from glancefocus.settings import GLANCE, NetworkSettings
+from glancefocus.values import Range, checked_number, from_plain, is_writable_text, shown, to_plain
 
 ensure_torchvision()
 import timm  # noqa: E402  (torchvision must be whole before timm imports it)

@@ -20,8 +20,8 @@ from glancefocus.network.build import build, load_exactly
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.presets import PRESETS
 from glancefocus.network.weights import open_safely, tensors_in
-from glancefocus.settings import NetworkSettings, from_plain, native, to_plain
-from glancefocus.values import Fields, list_of, number_of, shown
+from glancefocus.settings import NetworkSettings, native
+from glancefocus.values import Fields, from_plain, list_of, number_of, shown, to_plain
 
 PARTS = ("model_prime_state_dict", "model_state_dict", "fc", "policy")
 

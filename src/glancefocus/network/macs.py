@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from glancefocus.costs import Costs
 from glancefocus.look import Aim, Look
 from glancefocus.network.build import on_meta
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import LearntPolicy
+from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
 
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from glancefocus.errors import BadSetting
 from glancefocus.network.build import build_backbone
 from glancefocus.network.macs import WithoutNorms, count_macs
-from glancefocus.settings import check_fields
-from glancefocus.values import Classes, PositiveShare, Range
+from glancefocus.values import Classes, PositiveShare, Range, check_fields
 
 Layers = Annotated[int, Range(1, 64)]
 Width = Annotated[int, Range(1, 1024)]

@@ -19,7 +19,8 @@ from typing import Any
 
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.files import write_text
-from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, from_plain, native_names, to_plain
+from glancefocus.settings import NetworkSettings, PolicySettings, ViewSettings, native_names
+from glancefocus.values import from_plain, to_plain
 
 CONV_POLICY = PolicySettings(head="conv", units=256)
 LINEAR_POLICY = PolicySettings(head="linear", units=1024)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.files import Cache, cache_folder, fingerprint, lock, write_text
-from glancefocus.machine import check_threads, device_name
+from glancefocus.machine import check_threads, device_name, read_json
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.parts import Part, take_apart, whole_backbone, with_best
 from glancefocus.runtime.backends import CompiledRunner, EagerRunner, OnnxRunner, OpenVinoRunner, as_tuple, device_of
@@ -36,7 +36,7 @@ from glancefocus.runtime.onnx_writing import (
 )
 from glancefocus.runtime.runner import PartsRunner, RunPart
 from glancefocus.settings import NetworkSettings
-from glancefocus.values import BatchSize, Threads, checked, read_json
+from glancefocus.values import BatchSize, Threads, checked
 
 CHOICES_FILE = "runtimes.json"
 _MOST_BYTES = 1 << 20

@@ -8,10 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glancefocus.bundle.answers import Answer
 from glancefocus.errors import BadImage, BadSetting, ServerError, UnknownName
 from glancefocus.machine import read_file
-from glancefocus.values import Count, checked, shortened
+from glancefocus.values import Answer, Count, checked, shortened
 
 if TYPE_CHECKING:
     import httpx2

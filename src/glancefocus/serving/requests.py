@@ -13,18 +13,9 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
+from glancefocus.machine import parse_json
 from glancefocus.serving.client import OPTIONS
-from glancefocus.values import (
-    Count,
-    Fields,
-    Milliseconds,
-    MultiplyAdds,
-    Threshold,
-    checked,
-    parse_json,
-    shortened,
-    text_of,
-)
+from glancefocus.values import Count, Fields, Milliseconds, MultiplyAdds, Threshold, checked, shortened, text_of
 from glancefocus.values import Looks as LooksRange
 
 FILE_FIELDS = ("files", "file", "images", "image")

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from glancefocus.bundle.answers import Answer, answers_of, steps_of
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadImage, GlancefocusError, UnknownName
 from glancefocus.loop import Deadline
+from glancefocus.outcome import Outcome
 from glancefocus.serving.controller import BudgetController, default_stopping, levels_of
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.metrics import Metrics
 from glancefocus.serving.requests import Asked, Limits, Refused, Upload
 from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, Stopping
 from glancefocus.stream import FULL_BATCH
+from glancefocus.values import Answer
 
 _log = logging.getLogger(__name__)
 _MOST_RULES = 1000
@@ -357,7 +358,7 @@ class Service:
     def _deliver(self, served: Served, groups: Sequence[Answered]) -> None:
         for group in groups:
             jobs = [job for job in group.jobs if isinstance(job, PictureJob)]
-            answers = answers_of(group.outcome, max(job.asked.topk for job in jobs))
+            answers = group.outcome.answers(max(job.asked.topk for job in jobs))
             now = time.perf_counter()
             for row, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
                 if job.answer is None or job.answer.done():
@@ -365,7 +366,7 @@ class Service:
                 budget = group.stopping.budget_macs
                 answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
                 if job.asked.steps:
-                    answer["steps"] = steps_of(group.outcome, row)
+                    answer["steps"] = _steps(group.outcome, row)
                 self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
                 job.answer.set_result(answer)
 
@@ -378,3 +379,10 @@ class Service:
         self.metrics.waiting.labels(served.name).set(served.pending)
         self.metrics.budget.labels(served.name).set(served.controller.stopping.budget_macs or math.nan)
         self.metrics.level.labels(served.name).set(served.controller.level)
+
+
+def _steps(outcome: Outcome, row: int) -> list[Answer]:
+    """The answer for one picture after each look, the glance first, with its confidence."""
+    taken = int(outcome.looks[row])
+    pairs = zip(outcome.answer_after[row, :taken].tolist(), outcome.confidence_after[row, :taken].tolist(), strict=True)
+    return [{"label": outcome.name(index), "confidence": share} for index, share in pairs]

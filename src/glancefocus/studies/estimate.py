@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from glancefocus.costs import Costs
 from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import split_rows
 from glancefocus.data.worlds import WORLDS
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.outcome import Costs
+from glancefocus.settings import NetworkSettings
 from glancefocus.studies.exits import CHECKPOINT, ExitsRun
 from glancefocus.studies.networks import ASSUMED_CLASSES
 from glancefocus.studies.runs import RunFolder
 from glancefocus.studies.study import Run
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
+from glancefocus.values import from_plain, to_plain
 
 ASSUMED_IMAGES = {False: (1_281_167, 50_000), True: (168_913, 24_777)}  # ImageNet; Something-Something V2
 TRAINING = 3  # a backward pass costs about two forward passes

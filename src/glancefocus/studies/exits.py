@@ -19,7 +19,7 @@ from glancefocus.network.multi_exit import (
     MultiExit,
     count_exits,
 )
-from glancefocus.settings import ViewSettings, to_plain
+from glancefocus.settings import ViewSettings
 from glancefocus.studies.curves import anytime_figure, backbone_dots, means_of
 from glancefocus.studies.networks import Chain, chain
 from glancefocus.studies.published import sentence
@@ -27,6 +27,7 @@ from glancefocus.studies.runs import RUNS_FOLDER, Finished, Measured
 from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table
 from glancefocus.studies.tables import budget_curve, curves_figure, look_columns
 from glancefocus.training.multi_exit import MultiExitTraining, train_exits
+from glancefocus.values import to_plain
 
 CHECKPOINT, _RECORDS = "last.ckpt", "looks"
 # Their dearest exit costs about as much as the small backbone.

@@ -22,6 +22,7 @@ from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint, write_text
 from glancefocus.interrupts import stop_message
 from glancefocus.loop import Policy
+from glancefocus.machine import read_json
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
@@ -30,7 +31,6 @@ from glancefocus.studies.study import Run, Scope
 from glancefocus.training.run import finished_bundle, load_backbone, train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, SETTINGS_FILE, alike, settings_of
 from glancefocus.training.settings import TrainSettings
-from glancefocus.values import read_json
 
 RUNS_FOLDER = "runs"
 _STARTS, _MEASURED = "starts", "measured"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from matplotlib.figure import Figure
 
 from glancefocus.files import fingerprint
-from glancefocus.settings import to_plain
 from glancefocus.training.settings import TrainSettings
+from glancefocus.values import to_plain
 
 if TYPE_CHECKING:
     from glancefocus.studies.exits import ExitsRun

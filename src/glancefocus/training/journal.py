@@ -22,10 +22,10 @@ from rich.console import Console
 
 from glancefocus.errors import BadRun, BadSetting, MissingExtra, MissingPackage, UnknownName
 from glancefocus.files import write_text
-from glancefocus.machine import cache_path
+from glancefocus.machine import cache_path, parse_json, read_json
 from glancefocus.progress import ProgressBars, duration
 from glancefocus.training.checkpoint import Numbers
-from glancefocus.values import Fields, lines_kept, parse_json, read_json
+from glancefocus.values import Fields, lines_kept
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -17,9 +17,9 @@ from glancefocus.files import fingerprint, write_file
 from glancefocus.look import as_batch
 from glancefocus.network.multi_exit import DepthEnsemble, MultiExit
 from glancefocus.network.weights import open_safely
-from glancefocus.settings import ViewSettings, check_fields, to_plain
+from glancefocus.settings import ViewSettings
 from glancefocus.training.stage import NonFinite, set_rates
-from glancefocus.values import Epochs, Rate, Seed, TrainBatchSize, WeightDecay
+from glancefocus.values import Epochs, Rate, Seed, TrainBatchSize, WeightDecay, check_fields, to_plain
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from glancefocus.errors import BadRun, BadSetting
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import image_size, patch_side, rivals_to_tune
 from glancefocus.exits.record import view_words
-from glancefocus.machine import available_bytes
+from glancefocus.machine import available_bytes, read_json
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.progress import duration
-from glancefocus.settings import NetworkSettings, from_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.fitted import EFFORTS
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 from glancefocus.training.stage import Moment, NonFinite, Stage, TrainingContext, what_to_lower
 from glancefocus.training.teacher import Teacher
-from glancefocus.values import one_line, read_json
+from glancefocus.values import from_plain, one_line
 
 PROCESS_BYTES = 700 << 20  # Python, torch and timm, before any data
 WORKER_BYTES = 400 << 20  # per process that reads files

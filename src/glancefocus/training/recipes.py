@@ -22,7 +22,7 @@ from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.backbones import has_pretrained_weights
 from glancefocus.network.build import check_backbone
 from glancefocus.network.presets import family_of, network_settings
-from glancefocus.settings import NetworkSettings, from_plain, to_plain
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.fitted import (
     DEFAULT_BACKBONE,
     EFFORTS,
@@ -44,6 +44,7 @@ from glancefocus.training.paper_recipes import (
 from glancefocus.training.setting_checks import POLICY_STAGES
 from glancefocus.training.settings import STAGE_WORDS, STAGES, TrainSettings
 from glancefocus.training.shared_encoder import fit_to_shared_encoder
+from glancefocus.values import from_plain, to_plain
 
 NO_WEIGHTS = "none"
 """The option value that asks for random initialisation."""

@@ -46,7 +46,6 @@ from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import load_encoders, open_safely
 from glancefocus.progress import Progress
-from glancefocus.settings import to_plain
 from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
 from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
 from glancefocus.training.loop import TrainingLoop, build_stage
@@ -68,6 +67,7 @@ from glancefocus.training.run_folder import (
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
 from glancefocus.training.teacher import Teacher, open_teacher
+from glancefocus.values import to_plain
 
 
 def train(

@@ -18,10 +18,10 @@ from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.files import Locked, lock, remove_unfinished
 from glancefocus.interrupts import stop_message
-from glancefocus.settings import from_plain, to_plain
+from glancefocus.machine import read_json
 from glancefocus.training.checkpoint import class_differences, classes_of_run, write_run_file
 from glancefocus.training.settings import STAGES, TrainSettings
-from glancefocus.values import Fields, is_writable_text, read_json, shown
+from glancefocus.values import Fields, from_plain, is_writable_text, shown, to_plain
 
 Asked: TypeAlias = dict[str, Any]
 """The options that a run was started with, as JSON values, see asked_for."""

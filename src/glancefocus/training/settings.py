@@ -5,7 +5,7 @@ from typing import Literal
 
 from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadSetting
-from glancefocus.settings import NetworkSettings, check_fields
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.setting_checks import check_aims, check_evidence, check_first_view, check_small_scenes
 from glancefocus.training.shared_encoder import check_shared_encoder
 from glancefocus.values import (
@@ -26,6 +26,7 @@ from glancefocus.values import (
     TrainBatchSize,
     Weight,
     WeightDecay,
+    check_fields,
 )
 
 STAGES = ("small", "backbone", "small_glance", "glance", "recognise", "point", "aim", "finetune", "joint")
