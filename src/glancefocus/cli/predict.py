@@ -45,7 +45,7 @@ from glancefocus.values import BatchSize, Count, Looks, MaxPixels, Milliseconds,
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.bundle.viewing import Viewed
+    from glancefocus.bundle.predicting import Viewed
 
 
 @command_options
@@ -272,14 +272,14 @@ class _Files:
 
     def pictures(self) -> Iterator["Viewed"]:
         """The files that can be read."""
-        from glancefocus.bundle.viewing import ReadAhead
+        from glancefocus.bundle.predicting import ahead
 
-        with ReadAhead([name for name, _ in self.names], self._view) as ahead:
+        with ahead([name for name, _ in self.names], self._view) as take:
             for index, (name, error) in enumerate(self.names):
                 try:
                     if error is not None:
                         raise BadImage(error)
-                    viewed = ahead.take(index)
+                    viewed = take(index)
                 except BadImage as problem:
                     text = str(problem)
                     named = name == "-" or name in text

@@ -24,7 +24,7 @@ from glancefocus.values import lines_kept
 if TYPE_CHECKING:
     from PIL import Image
 
-    from glancefocus.data.file_picture import FilePicture
+    from glancefocus.data.file_scene import FilePicture
     from glancefocus.outcome import Outcome
     from glancefocus.region import Box
 
