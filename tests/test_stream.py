@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.viewing import Viewed
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look, Scene, as_scene
 from glancefocus.loop import CandidateRule, Confidence, Deadline, ExitRule, Score, Value, every_look, look_until_sure

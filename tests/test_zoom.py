@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.file_picture import FilePicture
-from glancefocus.data.file_scene import FileImage, FileScene
+from glancefocus.data.file_scene import FileImage, FilePicture, FileScene
 from glancefocus.data.wide_signs import WideScene, WideSignsSettings
 from glancefocus.errors import BadSetting
 from glancefocus.export.deliver import export_bundle

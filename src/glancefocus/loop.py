@@ -6,6 +6,7 @@ views it also chooses the view of the next look.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -110,6 +111,20 @@ class Deadline:
         return now + (now - self.starts_at) / look.number <= self.ends_at
 
 
+def shared_time(ends_at: float, batches: int) -> Callable[[], float]:
+    """When the next of several batches must end, if it gets an equal share of the time that is left when it begins."""
+    left = batches
+
+    def share_ends_at() -> float:
+        nonlocal left
+        now = time.perf_counter()
+        end = now + (ends_at - now) / left
+        left -= 1
+        return end
+
+    return share_ends_at
+
+
 @dataclass(frozen=True)
 class ExitRule:
     """Stop once the score is above the threshold of this look (paper, section 3.1); every image stops after the last look.
@@ -146,6 +161,11 @@ class ExitRule:
     def threshold(self, number: int) -> float:
         """The score must be above this to stop after look 1, 2, ..."""
         return self.thresholds[number - 1]
+
+    @property
+    def can_stop_early(self) -> bool:
+        """Whether an image can stop before the last look; otherwise pooling has no use."""
+        return any(self.threshold(look) < math.inf for look in range(1, self.looks))
 
     def needs_aim(self, look: Look) -> bool:
         """Whether the next aim must be known before rows can stop at this look."""

@@ -1,4 +1,4 @@
-"""The machine that the program runs on: files that are read within limits, free memory, threads, and the cache folder.
+"""The machine that the program runs on: files and JSON that are read within limits, free memory, threads, the cache folder.
 
 Files from outside are opened here only, so that a pipe, a device or an endless file cannot block the program.
 

@@ -1,11 +1,10 @@
 """Values from outside (options, settings, JSON files): checked by kind and bounds, and escaped before they are shown.
 
     looks: Looks = 5                                # Annotated[int, Range(1, 64)]: the bounds are part of the type
-    plain = read_json(folder / "about.json", 1 << 20)
     images = Fields(plain, "about").whole("images", 1, 10**9)
     # "about.images must be a whole number from 1 to ..., but got 'many'."
 
-Settings check their fields by these types (`settings.check_fields`), and so does the command line. Upper bounds are far above what
+Settings check their fields by these types (`check_fields`), and so does the command line. Upper bounds are far above what
 is useful, and low enough that a typing error or a foreign file cannot exhaust memory, threads or time. All functions raise
 BadSetting; the caller that reads a file adds its name.
 

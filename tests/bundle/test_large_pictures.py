@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.viewing import ReadAhead, Viewed
+from glancefocus.bundle.predicting import Viewed, ahead
 from glancefocus.data.file_scene import FileImage
 from glancefocus.data.images import read_picture
 from glancefocus.errors import BadImage
@@ -126,7 +126,7 @@ def test_a_truncated_picture_is_refused_when_it_is_opened(small_bundle: MakeBund
 def test_large_files_are_opened_ahead_by_threads_and_errors_come_in_order(
     small_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("glancefocus.bundle.viewing.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("glancefocus.data.large.os.cpu_count", lambda: 2)
     bundle = small_bundle(view={"fit": "whole"})
     for number in range(6):
         side = 60 if number == 2 else 200
@@ -138,12 +138,12 @@ def test_large_files_are_opened_ahead_by_threads_and_errors_come_in_order(
         by_threads[Path(source).name] = threading.current_thread() is not threading.main_thread()
         return bundle.view(source)
 
-    with ReadAhead(sorted(tmp_path.glob("*.jpg")), view) as ahead:
+    with ahead(sorted(tmp_path.glob("*.jpg")), view) as take:
         for number in range(4):
-            assert ahead.take(number).image.shape[-1] == (60 if number == 2 else 200)
+            assert take(number).image.shape[-1] == (60 if number == 2 else 200)
         with pytest.raises(BadImage, match="4.jpg is damaged"):
-            ahead.take(4)
-        assert ahead.take(5).image.shape[-1] == 200
+            take(4)
+        assert take(5).image.shape[-1] == 200
     assert by_threads == {f"{number}.jpg": number != 2 for number in range(6)}
 
 

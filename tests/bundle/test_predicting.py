@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.predicting import in_batches
-from glancefocus.bundle.viewing import Viewed
+from glancefocus.bundle.predicting import Viewed, in_batches
 from glancefocus.errors import BadImage, BadSetting
 from glancefocus.outcome import Outcome
 from glancefocus.region import Placement

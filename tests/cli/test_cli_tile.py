@@ -67,7 +67,7 @@ def test_what_cannot_be_tiled_gets_a_sentence(
 def test_without_the_extra_the_command_says_what_to_install(
     gf: Run, noise: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glancefocus.data.vips_levels import vips
+    from glancefocus.data.levels import vips
 
     vips.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "pyvips", None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from glancefocus.data.file_picture import FilePicture, Stamp
+from glancefocus.data.file_scene import FilePicture, Stamp
 from glancefocus.data.images import TURNS, read_picture
 from glancefocus.data.large import is_read_by_parts, make_tiles, open_large, read_header
 from glancefocus.data.tiles import LIMIT_VARIABLE, forget_oldest, limit_bytes
@@ -26,7 +26,7 @@ def _small_is_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
     monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 40_000)
-    monkeypatch.setattr("glancefocus.data.jpeg_levels.HELD_PIXELS", 40_000)
+    monkeypatch.setattr("glancefocus.data.levels.HELD_PIXELS", 40_000)
 
 
 def smooth(size: tuple[int, int] = SIZE, bands: int = 3) -> np.ndarray:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from glancefocus.data.file_picture import FilePicture
-from glancefocus.data.file_scene import FileImage, FileScene
+from glancefocus.data.file_scene import FileImage, FilePicture, FileScene
 from glancefocus.data.wide_signs import WideScene, WideSignsSettings
 from glancefocus.errors import BadSetting
 from glancefocus.region import Region

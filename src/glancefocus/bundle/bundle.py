@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import glancefocus
-from glancefocus.bundle import files, predicting, viewing
+from glancefocus.bundle import files, predicting
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.bundle.sharing import hub_name, local_folder, model_card, publish
-from glancefocus.bundle.viewing import ReadAhead, Viewed
 from glancefocus.data.images import Picture
 from glancefocus.data.labelled import imagenet_classes
 from glancefocus.data.split_record import SplitRecord
 from glancefocus.errors import BadBundle, BadCheckpoint, BadSetting
 from glancefocus.exits.curve import Latency, Point, best_thresholds
 from glancefocus.files import fingerprint, write_text
-from glancefocus.loop import ExitRule, every_look, score_named
+from glancefocus.loop import ExitRule, every_look, score_named, shared_time
 from glancefocus.machine import check_threads, device_name
 from glancefocus.network.build import build, load_exactly
 from glancefocus.network.checkpoints import load_official
@@ -199,15 +199,15 @@ class Bundle:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(thresholds=thresholds, looks=looks, budget_macs=budget_macs, budget_ms=budget_ms)
         batch_size = checked(BatchSize, batch_size, "batch_size")
-        sources = viewing.listed(pictures, self.settings.frames)
-        viewed = ReadAhead(sources, self.view)
+        sources = predicting.listed(pictures, self.settings.frames)
+        viewed = predicting.in_order(sources, self.view)
         if deadline_ms is not None:
             ends_at = started + checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
             batches = predicting.cut(list(viewed), batch_size)  # all are read first, then they share the time
-            shares = predicting.shared_time(ends_at, len(batches))
+            shares = shared_time(ends_at, len(batches))
             return predicting.joined(predicting.run_apart(self, batches, rule, shares))
         if merge is None:
-            merge = len(sources) > batch_size and predicting.can_stop_early(rule)
+            merge = len(sources) > batch_size and rule.can_stop_early
         # Batches are limited by free memory, too, but to find out how much is free takes time; one picture is one batch.
         small = predicting.in_batches(viewed, batch_size) if len(sources) > 1 else ([one] for one in viewed)
         return predicting.joined(
@@ -238,7 +238,7 @@ class Bundle:
         if merge:
             refuse_deadline(deadline_ms)
         rule = self.exit_rule(**stopping)
-        viewed = map(partial(viewing.arrived, self.view), pictures)  # a generator would keep the last picture in memory
+        viewed = map(partial(predicting.arrived, self.view), pictures)  # a generator would keep the last one in memory
         batches = predicting.in_batches(viewed, checked(BatchSize, batch_size, "batch_size"))
         if deadline_ms is not None:
             seconds = checked(Milliseconds, deadline_ms, "deadline_ms") / 1000
@@ -266,12 +266,12 @@ class Bundle:
         keep_pictures  keep the picture, or some frames of a clip, to draw on
         progress       reports the making of tiles, for a picture that is too large to be decoded whole
         """
-        return viewing.view(picture, self.settings, viewing.Reading(max_pixels, keep_pictures, progress))
+        return predicting.view(picture, self.settings, predicting.Reading(max_pixels, keep_pictures, progress))
 
     @property
     def least_px(self) -> int:
         """Side of the largest patch; smaller pictures are upscaled until it fits."""
-        return viewing.least_px(self.settings)
+        return predicting.least_px(self.settings)
 
     def save(self, folder: str | Path) -> Path:
         """Write the bundle to a folder, completely or not at all. An older bundle there is replaced; other folders are refused."""

@@ -1,24 +1,34 @@
-"""How a bundle predicts: puts pictures into batches that fit into memory, runs the loop, and chooses when to stop."""
+"""How a bundle predicts: views pictures, puts them into batches that fit into memory, runs the loop, and chooses when to stop."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from glancefocus.bundle.viewing import Viewed
-from glancefocus.data.file_scene import FileImage, FileScene
+from glancefocus.data.arrays import view_array
+from glancefocus.data.clips import frame_indexes, view_clip, view_clip_array
+from glancefocus.data.file_scene import FileImage, FilePicture, FileScene, view_file
+from glancefocus.data.images import MAX_PIXELS, Picture, as_rgb, is_small, normalise_small, read_picture, view_pixels
+from glancefocus.data.large import ReadAhead, open_large
+from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
-from glancefocus.exits.curve import Latency, Point, leave_thresholds, refuse_budget, stay_thresholds, thresholds_at
+from glancefocus.exits.curve import Latency, thresholds_within
 from glancefocus.look import Scene, as_scene
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
-from glancefocus.machine import batch_bytes, check_threads
+from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
+from glancefocus.network.places import SAMPLE_PX
 from glancefocus.outcome import Outcome
+from glancefocus.progress import Progress
 from glancefocus.region import Placement
+from glancefocus.settings import NetworkSettings
 from glancefocus.stream import look_at_stream, without_gradients
 from glancefocus.values import Looks, Milliseconds, MultiplyAdds, checked, shown
 
@@ -27,6 +37,156 @@ if TYPE_CHECKING:
 
 HELD_BATCHES = 4
 """Pooled images take at most the memory of this many batches; then all of them are finished before the next one is read."""
+FRAMES_DRAWN = 4
+"""Number of frames of a clip that are kept to draw on, as in the paper's figure."""
+_LONGEST_DRAWN_PX = 960  # of a picture to draw on: full-size frames of a batch of clips would not fit into memory
+_PILLOW_BYTES = 4  # memory of one RGB pixel in Pillow
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """A picture or clip that was read and resized for the network.
+
+    image          (3, H, W), or (frames, 3, H, W) for a clip; normalised, or still uint8 if it is large; a FileImage if it stays in
+                   its file
+    placement      where the image lies in the picture
+    notes          what is unusual about the file, such as "upscaled from 20x9 px"
+    pictures       the picture, or some frames of the clip, to draw on; empty unless they were asked for
+    picture_scale  size of these pictures divided by the size of the original
+    file           the picture, if it can be read part by part, to draw the looks from; None unless pictures were asked for
+    """
+
+    image: Tensor | FileImage
+    placement: Placement = Placement()  # noqa: RUF009, it is frozen
+    notes: tuple[str, ...] = ()
+    pictures: tuple[Image.Image, ...] = ()
+    picture_scale: float = 1.0
+    file: FilePicture | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the image and the pictures take."""
+        return self.image.nbytes + sum(_PILLOW_BYTES * one.width * one.height for one in self.pictures)
+
+
+def listed(pictures: Picture | Viewed | Sequence[Picture | Viewed], frames: int) -> list[Picture | Viewed]:
+    """One picture, several of them, or a tensor with one more dimension in front, as a list."""
+    if isinstance(pictures, Tensor) and pictures.dim() == (4 if frames == 1 else 5):
+        return list(pictures)
+    if isinstance(pictures, (str, Path, bytes, Image.Image, Tensor, np.ndarray, Viewed)):
+        return [pictures]
+    return list(pictures)
+
+
+def least_px(settings: NetworkSettings) -> int:
+    """Side of the largest square that a view cuts out by pixels; smaller pictures are upscaled until it fits."""
+    views = [settings.glance_view, *(settings.candidates if settings.looks > 1 else ())]
+    extents = [view.extent for view in views if isinstance(view.extent, int)]
+    draws_places = "random" in (settings.first_view, settings.policy.kind)
+    return max([*extents, SAMPLE_PX if draws_places else 1])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How pictures are read; see Bundle.view."""
+
+    max_pixels: int | None = None
+    keep_pictures: bool = False
+    progress: Progress | None = None
+
+
+def view(source: Picture, settings: NetworkSettings, reading: Reading) -> Viewed:
+    """Read a picture or clip; see Bundle.view."""
+    check_threads()
+    name = str(source) if isinstance(source, (str, Path)) else "the picture" if settings.frames == 1 else "the clip"
+    try:
+        if settings.frames == 1:
+            return _view_picture(source, settings, reading)
+        if isinstance(source, (str, Path, bytes)):
+            return _view_clip(source, name, settings, reading)
+        image, placement = view_clip_array(source, settings.frames, settings.view, least_px(settings))
+        return Viewed(image, placement, _noted(placement))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadImage(f"{name} does not fit into memory. Make it smaller, or free memory.") from None
+
+
+def arrived(view: Callable[[Picture], Viewed], picture: Picture | Viewed | None) -> Viewed | None:
+    """A picture of a stream, read unless it was read before; None means that no picture has arrived."""
+    return picture if picture is None or isinstance(picture, Viewed) else view(picture)
+
+
+def _view_picture(source: Picture, settings: NetworkSettings, reading: Reading) -> Viewed:
+    if isinstance(source, (str, Path, bytes)):
+        if not is_small(source):
+            large = open_large(source, max_pixels=reading.max_pixels, progress=reading.progress)
+            if large is not None:
+                return _view_large(large, settings, reading.keep_pictures)
+        picture = read_picture(source, max_pixels=reading.max_pixels or MAX_PIXELS)
+    elif isinstance(source, Image.Image):
+        picture = as_rgb(source)
+    else:
+        image, placement = view_array(source, settings.view, least_px(settings))
+        return Viewed(image, placement, _noted(placement))
+    pixels, placement = view_pixels(picture, settings.view, least_px(settings))
+    image = normalise_small(pixels, settings.view)
+    return Viewed(image, placement, _noted(placement), (picture,) if reading.keep_pictures else ())
+
+
+def _view_large(picture: FilePicture, settings: NetworkSettings, keep_picture: bool) -> Viewed:
+    """The image of a picture of which only parts are read."""
+    image, placement = view_file(picture, settings.view, least_px(settings), settings.glance_view)
+    image = normalise_small(image, settings.view) if isinstance(image, Tensor) else image
+    if not keep_picture:
+        return Viewed(image, placement, _noted(placement))
+    overview, scale = picture.overview(_LONGEST_DRAWN_PX)
+    return Viewed(image, placement, _noted(placement), (overview,), scale, picture)
+
+
+def ahead(
+    sources: Sequence[Picture | Viewed], view: Callable[[Picture], Viewed]
+) -> AbstractContextManager[Callable[[int], Viewed]]:
+    """In the block: a function that views one of the pictures, which are taken in order, and raises BadImage.
+
+    Large files among the next few are opened meanwhile, see ReadAhead.
+    view  Bundle.view, with its options
+    """
+
+    def seen(source: Picture | Viewed) -> Viewed:
+        return source if isinstance(source, Viewed) else view(source)
+
+    return ReadAhead(sources, seen) if len(sources) > 1 else nullcontext(lambda number: seen(sources[number]))
+
+
+def in_order(sources: Sequence[Picture | Viewed], view: Callable[[Picture], Viewed]) -> Iterator[Viewed]:
+    """All of them; the first that cannot be read raises BadImage."""
+    with ahead(sources, view) as take:
+        for number in range(len(sources)):
+            yield take(number)
+
+
+def _view_clip(source: str | Path | bytes, name: str, settings: NetworkSettings, reading: Reading) -> Viewed:
+    pictures: list[Image.Image] = []
+    scale = 1.0
+
+    def see(picture: Image.Image) -> tuple[Tensor, Placement]:
+        nonlocal scale
+        if reading.keep_pictures:
+            scale = scale if pictures else min(1.0, _LONGEST_DRAWN_PX / max(picture.size))
+            width, height = round(picture.width * scale), round(picture.height * scale)
+            pictures.append(picture if scale == 1 else picture.resize((width, height)))
+        pixels, placement = view_pixels(picture, settings.view, least_px(settings))
+        return normalise_small(pixels, settings.view), placement
+
+    limits = Limits(pixels=reading.max_pixels or MAX_FRAME_PIXELS)
+    images, placement, clip = view_clip(source, settings.frames, settings.view, limits=limits, name=name, see=see)
+    drawn = [pictures[number] for number in frame_indexes(settings.frames, FRAMES_DRAWN)] if pictures else ()
+    return Viewed(images, placement, (*clip.notes, *_noted(placement)), tuple(drawn), scale)
+
+
+def _noted(placement: Placement) -> tuple[str, ...]:
+    return (placement.note,) if placement.note else ()
 
 
 def in_batches(items: Iterable[Viewed | None], batch_size: int) -> Iterator[list[Viewed] | None]:
@@ -69,20 +229,6 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
     for problem in filter(None, outcome.problems):
         raise BadImage(problem)
     return outcome
-
-
-def shared_time(ends_at: float, batches: int) -> Callable[[], float]:
-    """For run_apart: every batch gets an equal share of the time that is left when it begins."""
-    left = batches
-
-    def share_ends_at() -> float:
-        nonlocal left
-        now = time.perf_counter()
-        end = now + (ends_at - now) / left
-        left -= 1
-        return end
-
-    return share_ends_at
 
 
 def run_apart(
@@ -134,11 +280,6 @@ def run_pooled(
         del first
         for outcome in without_gradients(outcomes):
             yield described(outcome, bundle, rule, begun.popleft())
-
-
-def can_stop_early(rule: ExitRule) -> bool:
-    """Whether an image can stop before the last look; otherwise pooling has no use."""
-    return any(rule.threshold(look) < math.inf for look in range(1, rule.looks))
 
 
 @dataclass(frozen=True)
@@ -199,17 +340,18 @@ def exit_rule(
     if sum(choice is not None for choice in (thresholds, looks, budget_macs, budget_ms)) > 1:
         raise BadSetting("give thresholds, or a number of looks, or a budget, not several of them.")
     most, costs = bundle.settings.looks, bundle.costs
+    shape = most, len(bundle.settings.candidates)
     if looks is not None and checked(Looks, looks, "looks") > most:
         raise BadSetting(f"this network takes 1 to {most} looks, not {looks}.")
     if budget_macs is not None:
         budget = checked(MultiplyAdds, budget_macs, "budget_macs")
-        every_look_macs = max(costs.macs_of_tree())
-        thresholds = _within(bundle, budget, costs.macs_after_look[0], every_look_macs, "macs", _mean_macs)
+        ends: tuple[float, float] = costs.macs_after_look[0], max(costs.macs_of_tree())
+        thresholds = thresholds_within(bundle.curve, budget, ends, "macs", shape)
     elif budget_ms is not None:
         budget = checked(Milliseconds, budget_ms, "budget_ms")
         latency = _measured(bundle)
-        every_look_ms = max(latency.ms_of_tree())
-        thresholds = _within(bundle, budget, latency.glance_ms, every_look_ms, "ms", latency.mean_ms)
+        ends = latency.glance_ms, max(latency.ms_of_tree())
+        thresholds = thresholds_within(bundle.curve, budget, ends, "ms", shape, latency.mean_ms)
     elif thresholds is None and looks is None:
         thresholds = bundle.thresholds
     if thresholds is None:
@@ -252,26 +394,3 @@ def _measured(bundle: "Bundle") -> Latency:
             "or give a budget in multiply-adds."
         )
     return latency
-
-
-def _within(
-    bundle: "Bundle", budget: float, glance: float, every_look: float, unit: str, cost_of: Callable[[Point], float]
-) -> Sequence[Any]:
-    """The most accurate stored thresholds whose mean cost is within the budget."""
-    refuse_budget(budget, glance, unit)
-    looks, candidates = bundle.settings.looks, len(bundle.settings.candidates)
-    if budget >= every_look:
-        return stay_thresholds(looks, candidates)
-    points = [p for p in bundle.curve if "mean_macs" in p and (unit == "macs" or "exits_per_look" in p)]
-    if not points:
-        raise BadBudget(
-            "this bundle has no operating points to choose from. Solve them with `gf budget BUNDLE DATA`, "
-            "or give thresholds or a number of looks instead."
-        )
-    # No point was measured between one glance and the cheapest point; to stop every image at the glance always fits.
-    found = thresholds_at(points, budget, cost_of)
-    return leave_thresholds(looks, candidates) if found is None else found
-
-
-def _mean_macs(point: Point) -> float:
-    return float(point["mean_macs"])

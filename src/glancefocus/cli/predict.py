@@ -37,24 +37,15 @@ from glancefocus.cli.predict_output import (
     draw,
     make_folder,
     opened_output,
+    print_remarks,
 )
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress
-from glancefocus.values import (
-    Answer,
-    BatchSize,
-    Count,
-    Looks,
-    MaxPixels,
-    Milliseconds,
-    MultiplyAdds,
-    Threshold,
-    lines_kept,
-)
+from glancefocus.values import Answer, BatchSize, Count, Looks, MaxPixels, Milliseconds, MultiplyAdds, Threshold
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
-    from glancefocus.bundle.viewing import Viewed
+    from glancefocus.bundle.predicting import Viewed
 
 
 @command_options
@@ -234,10 +225,8 @@ def _write_answers(
                 notes += remarks
                 shown.progress("looking", summary.answered + summary.failed, count)
     finally:
-        for text in (*errors, *(f"note: {note}" for note in notes)):
-            print(f"gf: {lines_kept(text)}", file=sys.stderr)
-        if count > 1 and summary.answered:
-            print(f"gf: {summary.words()}", file=sys.stderr)
+        ends = [summary.words()] if count > 1 and summary.answered else []
+        print_remarks([*errors, *(f"note: {note}" for note in notes), *ends])
     return 2 if errors else 0
 
 
@@ -281,14 +270,14 @@ class _Files:
 
     def pictures(self) -> Iterator["Viewed"]:
         """The files that can be read."""
-        from glancefocus.bundle.viewing import ReadAhead
+        from glancefocus.bundle.predicting import ahead
 
-        with ReadAhead([name for name, _ in self.names], self._view) as ahead:
+        with ahead([name for name, _ in self.names], self._view) as take:
             for index, (name, error) in enumerate(self.names):
                 try:
                     if error is not None:
                         raise BadImage(error)
-                    viewed = ahead.take(index)
+                    viewed = take(index)
                 except BadImage as problem:
                     text = str(problem)
                     named = name == "-" or name in text
@@ -404,5 +393,5 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
         except KeyboardInterrupt:
             pass  # the usual way to end
         summary.dropped = stream.dropped
-    print(f"gf: {summary.words()}", file=sys.stderr)
+    print_remarks([summary.words()])
     return 0

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from glancefocus.values import Answer, lines_kept
 if TYPE_CHECKING:
     from PIL import Image
 
-    from glancefocus.data.file_picture import FilePicture
+    from glancefocus.data.file_scene import FilePicture
     from glancefocus.outcome import Outcome
     from glancefocus.region import Box
 
@@ -303,6 +303,12 @@ class Summary:
         ):
             text += f"; {count:,} {words}" if count else ""
         return text + "."
+
+
+def print_remarks(texts: Iterable[str]) -> None:
+    """Errors, notes and the summary, for people; standard output has answers only."""
+    for text in texts:
+        print(f"gf: {lines_kept(text)}", file=sys.stderr)
 
 
 def bars_when_needed(stack: ExitStack) -> Progress:

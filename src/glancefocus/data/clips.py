@@ -239,13 +239,16 @@ def view_clip(
     *,
     limits: Limits | None = None,
     name: str | None = None,
-    least_px: int = 1,
+    see: Callable[[Image.Image], tuple[Tensor, Placement]] | None = None,
 ) -> tuple[Tensor, Placement, Clip[Tensor]]:
-    """The normalised frames (F, 3, H, W) of a clip, their position in its pictures, and the clip with its remarks."""
+    """The normalised frames (F, 3, H, W) of a clip, their position in its pictures, and the clip with its remarks.
+
+    see  makes the image of one frame; None: view_picture does
+    """
     placements: list[Placement] = []
 
     def keep(picture: Image.Image) -> Tensor:
-        image, placement = view_picture(picture, view, least_px)
+        image, placement = view_picture(picture, view) if see is None else see(picture)
         if not placements:
             check_frames(image, frames, name or ("a clip" if isinstance(source, bytes) else str(source)))
         placements.append(placement)

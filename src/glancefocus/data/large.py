@@ -1,13 +1,14 @@
 """Opens large pictures for reading part by part, where their format allows it."""
 
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from PIL import Image
 
-from glancefocus.data.deep_zoom import DeepZoomLevels
-from glancefocus.data.file_picture import FilePicture, Pyramid, Size
+from glancefocus.data.file_scene import FilePicture, Pyramid, Size
 from glancefocus.data.folders import DEEP_ZOOM
 from glancefocus.data.images import (
     LARGE_PIXELS,
@@ -21,9 +22,8 @@ from glancefocus.data.images import (
     read_picture,
     refuse_pixels,
 )
-from glancefocus.data.jpeg_levels import HELD_PIXELS, JpegLevels
+from glancefocus.data.levels import HELD_PIXELS, DeepZoomLevels, JpegLevels, has_vips, tiff_levels, vips
 from glancefocus.data.tiles import Tiler, can_tile, file_of, kept_tiles
-from glancefocus.data.vips_levels import has_vips, tiff_levels, vips
 from glancefocus.errors import BadImage, MissingExtra
 from glancefocus.progress import Progress
 
@@ -32,6 +32,9 @@ MAX_PYRAMID_PIXELS = 1 << 34
 _WHOLE_RANGE = ("I", "F")  # modes whose smallest and largest value decide what is black and white
 _TILE_WIDTH = 322  # tag of a TIFF
 _LEAST_BYTES = 1 << 18  # smaller files are never so large that training would not decode them
+
+Source = TypeVar("Source")
+Seen = TypeVar("Seen")
 
 
 class Header(NamedTuple):
@@ -101,6 +104,39 @@ def is_read_by_parts(source: object) -> bool:
     if header is None or header.pixels <= LARGE_PIXELS:
         return False
     return (header.format_name == "JPEG" and header.pixels <= MAX_PIXELS) or (header.tiled and has_vips())
+
+
+class ReadAhead(Generic[Source, Seen]):
+    """Views the pictures of a list, in order. Threads open the large files among the next few, and read their glances, meanwhile.
+
+    Only files that are read part by part are opened ahead, because these take little memory. In a `with` block it is the function
+    that views one of the pictures, see take.
+    """
+
+    def __init__(self, sources: Sequence[Source], view: Callable[[Source], Seen]) -> None:
+        self.sources = sources
+        self.view = view
+        self._ahead = 2 * (os.cpu_count() or 1)
+        self._pool: ThreadPoolExecutor | None = None
+        self._started = 0
+        self._reading: dict[int, Future[Seen]] = {}
+
+    def take(self, number: int) -> Seen:
+        """One of them; they are taken in order. Raises BadImage."""
+        for each in range(max(number, self._started), min(number + self._ahead, len(self.sources))):
+            if is_read_by_parts(self.sources[each]):
+                self._pool = self._pool or ThreadPoolExecutor(max(1, self._ahead // 2))
+                self._reading[each] = self._pool.submit(self.view, self.sources[each])
+        self._started = max(self._started, number + self._ahead)
+        reading = self._reading.pop(number, None)
+        return self.view(self.sources[number]) if reading is None else reading.result()
+
+    def __enter__(self) -> Callable[[int], Seen]:
+        return self.take
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def is_huge(file: Path) -> bool:
@@ -179,7 +215,9 @@ def _pyramid(
     tiles = has_vips() and can_tile(header.format_name) and header.mode not in _WHOLE_RANGE
     tiler = Tiler(source, name, header.format_name, progress) if tiles else None
     if header.format_name == "JPEG":
-        return JpegLevels(source, name, header.size, header.turn, max_pixels or MAX_PIXELS, tiler)
+        return JpegLevels(
+            source, name, header.size, header.turn, max_pixels or MAX_PIXELS, None if tiler is None else tiler.open
+        )
     return tiler.open() if tiler is not None and header.pixels > HELD_PIXELS else None
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glancefocus.data.file_picture import Stamp
-from glancefocus.data.vips_levels import VipsLevels, reason, tiff_levels, vips
+from glancefocus.data.file_scene import Stamp
+from glancefocus.data.levels import VipsLevels, reason, tiff_levels, vips
 from glancefocus.errors import BadImage, BadSetting
 from glancefocus.files import cache_folder, fingerprint, lock, remove_unfinished, replace_files
 from glancefocus.machine import cache_path, in_words

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from glancefocus.data.file_picture import Size
+from glancefocus.data.file_scene import Size
 from glancefocus.data.sign_faces import Colour, Sign, paste_face
 from glancefocus.data.signs import (
     Box,

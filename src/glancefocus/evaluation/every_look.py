@@ -61,11 +61,9 @@ class Evaluation:
         there = ~boxes.isnan().any(dim=1)
         rates = []
         for look in range(self.outcome.where.shape[1]):
-            where, candidate = self.outcome.where[there, look], self.outcome.candidate[there, look]
-            hits = [
-                holds(where[rows], boxes[there][rows], self.image_hw, self.outcome.views[each])
-                for each, rows in rows_by_candidate(candidate)
-            ]
+            where, candidates = self.outcome.where[there, look], rows_by_candidate(self.outcome.candidate[there, look])
+            views, found = self.outcome.views, boxes[there]
+            hits = [holds(where[rows], found[rows], self.image_hw, views[each]) for each, rows in candidates]
             rates.append(float(torch.cat(hits).float().mean()) if hits else math.nan)
         return rates
 

@@ -62,6 +62,34 @@ def thresholds_at(curve: Sequence[Point], budget: float, cost_of: Callable[[Poin
     return mixed.tolist()
 
 
+def thresholds_within(
+    curve: Sequence[Point],
+    budget: float,
+    spent: tuple[float, float],
+    unit: Unit,
+    shape: tuple[int, int],
+    cost_of: Callable[[Point], float] | None = None,
+) -> Sequence[Any]:
+    """The most accurate stored thresholds whose mean cost is within the budget. Raises BadBudget.
+
+    spent    the cost of one glance, and of every look
+    shape    numbers of looks and of candidate views
+    cost_of  the mean cost of a point; None: its multiply-adds
+    """
+    refuse_budget(budget, spent[0], unit)
+    if budget >= spent[1]:
+        return stay_thresholds(*shape)
+    points = [p for p in curve if "mean_macs" in p and (unit == "macs" or "exits_per_look" in p)]
+    if not points:
+        raise BadBudget(
+            "this bundle has no operating points to choose from. Solve them with `gf budget BUNDLE DATA`, "
+            "or give thresholds or a number of looks instead."
+        )
+    # No point was measured between one glance and the cheapest point; to stop every image at the glance always fits.
+    found = thresholds_at(points, budget, cost_of or (lambda point: float(point["mean_macs"])))
+    return leave_thresholds(*shape) if found is None else found
+
+
 def mean_cost(point: Point, unit: Unit) -> float:
     """Mean cost of an answer at this point, in this unit."""
     return point["mean_macs"] if unit == "macs" else point["mean_ms"]

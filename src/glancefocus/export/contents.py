@@ -313,8 +313,7 @@ def write_manifest(manifest: ExportManifest, folder: Path) -> ExportManifest:
     """Write the manifest; returns it as a reader of the file gets it, with lists instead of tuples."""
     text = json.dumps(manifest, indent=1, allow_nan=False)
     write_text(folder / MANIFEST_FILE, text + "\n")
-    read: ExportManifest = json.loads(text)
-    return read
+    return cast(ExportManifest, json.loads(text))
 
 
 def is_export(folder: Path) -> bool:

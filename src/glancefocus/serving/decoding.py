@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from glancefocus.bundle.viewing import Reading, Viewed, least_px, view
+from glancefocus.bundle.predicting import Reading, Viewed, least_px, view
 from glancefocus.data.images import read_picture, view_pixels
 from glancefocus.errors import BadImage
 from glancefocus.region import Placement

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.predicting import Facts, described, scene_of
-from glancefocus.bundle.viewing import Viewed
+from glancefocus.bundle.predicting import Facts, Viewed, described, scene_of
 from glancefocus.data.images import normalise_small
 from glancefocus.look import Aim, Look
 from glancefocus.loop import CandidateRule, Deadline, ExitRule, Policy, policy_for, score_named

@@ -1,4 +1,8 @@
-"""Pyramids in TIFF files, read by libvips (the extra `large`): the levels of OME-TIFF, SVS, cloud-optimised TIFF and our own tiles.
+"""The kinds of pyramids: large pictures in files, in several sizes, of which parts can be read. See Pyramid.
+
+- A JPEG: its decoder can give 1/2, 1/4 and 1/8 of the size, in a fraction of the time and memory.
+- TIFF, read by libvips (the extra `large`): OME-TIFF, SVS, cloud-optimised TIFF and our own tiles.
+- DeepZoom: a small description (.dzi) beside a folder of tiles, which are ordinary small pictures.
 
 libvips is used only where it is needed, and with loaders that are named: by itself it would open a file with whatever program it
 knows. A process that was forked after libvips was used would hang in it; processes are started with spawn in this project.
@@ -6,18 +10,26 @@ knows. A process that was forked after libvips was used would hang in it; proces
 
 import functools
 import os
-from collections.abc import Iterator
+import re
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from glancefocus.data.file_picture import Size, Stamp
-from glancefocus.data.images import TURNS, flattened
+from glancefocus.data.file_scene import FilePicture, Size, Stamp
+from glancefocus.data.images import TURNS, flattened, read_picture
 from glancefocus.errors import BadImage, MissingExtra
+from glancefocus.machine import read_file
 from glancefocus.region import Box
 
+HELD_PIXELS = 1 << 26
+"""A level with more pixels is not decoded whole."""
+_SHRINKS = (1, 2, 4, 8)
+_PILLOW_BYTES = 4  # memory of one RGB pixel in Pillow
 MOST_PAGES = 64
 """Pages of a TIFF in which levels are looked for."""
 MOST_TILE_PIXELS = 1 << 24
@@ -27,6 +39,81 @@ _SAME_SHAPE = 0.02  # levels are rounded to whole pixels, and some programs to w
 _DEEP = {"ushort": 8}
 """{format of libvips: bits that are dropped}. As for small pictures, the upper 8 bits are kept."""
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_MOST_BYTES = 1 << 16
+_MOST_SIDE_PX = 1 << 24
+_MOST_TILE_PX = 4096
+_WORD = re.compile(r"[A-Za-z0-9]{1,8}")
+
+
+class JpegLevels:
+    """The levels of a JPEG. A level is decoded whole when it is first needed, and kept while the picture is looked at.
+
+    size        width and height of the picture as it is stored
+    max_pixels  limit for the picture, see read_picture
+    open_tiles  opens tiles on disk, made once (`tiles.py`), for a level that is too large to be held; None: it is decoded whole,
+                whatever its size
+    """
+
+    def __init__(
+        self,
+        source: str | Path | bytes,
+        name: str,
+        size: Size,
+        turn: Image.Transpose | None,
+        max_pixels: int,
+        open_tiles: "Callable[[], VipsLevels] | None",
+    ) -> None:
+        self.source = source
+        self.name = name
+        self.turn = turn
+        self.max_pixels = max_pixels
+        self.open_tiles = open_tiles
+        width, height = size
+        self.sizes = tuple((-(-width // shrink), -(-height // shrink)) for shrink in _SHRINKS)  # as libjpeg rounds: up
+        self._stamp = Stamp.of(source)
+        self._lock = threading.Lock()
+        self._levels: dict[int, Image.Image] = {}
+        self._tiles: FilePicture | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """The largest level that is held."""
+        return _PILLOW_BYTES * max(width * height for width, height in self.sizes if self._is_held((width, height)))
+
+    def read(self, level: int, box: Box) -> Image.Image:
+        """A part of a level in RGB."""
+        if not self._is_held(self.sizes[level]):
+            return self._from_tiles(level, box)
+        with self._lock:
+            if level not in self._levels:
+                self._levels[level] = self._decoded(level)
+            return self._levels[level].crop(box)
+
+    def _is_held(self, size: Size) -> bool:
+        return self.open_tiles is None or size[0] * size[1] <= HELD_PIXELS
+
+    def _decoded(self, level: int) -> Image.Image:
+        self._stamp.check(self.name)
+        at_least_px = min(self.sizes[0]) // _SHRINKS[level]
+        picture = read_picture(
+            self.source, max_pixels=self.max_pixels, name=self.name, at_least_px=max(1, at_least_px), upright=False
+        )
+        self._stamp.check(self.name)
+        return picture if picture.size == self.sizes[level] else picture.resize(self.sizes[level])
+
+    def _from_tiles(self, level: int, box: Box) -> Image.Image:
+        assert self.open_tiles is not None
+        with self._lock:
+            if self._tiles is None:
+                tiles = self.open_tiles()
+                tiles.turn = None  # what is read here is turned later, like the other levels
+                self._tiles = FilePicture(tiles)
+        self._stamp.check(self.name)
+        shrink = _SHRINKS[level]
+        width, height = self.sizes[0]
+        left, top, right, bottom = (edge * shrink for edge in box)
+        in_picture = left, top, min(right, width), min(bottom, height)
+        return self._tiles.cut(in_picture, (box[2] - box[0], box[3] - box[1]))
 
 
 @functools.cache
@@ -203,3 +290,90 @@ def reason(error: Exception) -> str:
     """What libvips says is wrong, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
+
+
+class DeepZoomLevels:
+    """The levels of a DeepZoom picture. See Pyramid.
+
+    Its format counts levels from the smallest, which is 1x1 px; a tile overlaps its neighbours by a few pixels.
+    """
+
+    turn = None
+    held_bytes = 0
+
+    def __init__(self, file: Path, name: str) -> None:
+        self.name = name
+        self._stamp = Stamp.of(file)
+        words = _described(file, name)
+        self._tile_px, self._overlap = (
+            _attribute(words, "TileSize", 1, _MOST_TILE_PX, name),
+            _attribute(words, "Overlap", 0, 256, name),
+        )
+        width = _attribute(words, "Width", 1, _MOST_SIDE_PX, name)
+        height = _attribute(words, "Height", 1, _MOST_SIDE_PX, name)
+        self._format = words.get("Format", "")
+        if not _WORD.fullmatch(self._format):
+            raise BadImage(f"{name} does not say in which format its tiles are. Save it again.")
+        self._top = (max(width, height) - 1).bit_length()  # its largest level, which counts halvings down to 1 px
+        shrinks = [1 << step for step in range(self._top + 1)]
+        self.sizes: tuple[Size, ...] = tuple((-(-width // shrink), -(-height // shrink)) for shrink in shrinks)
+        self._folder = file.with_name(f"{file.stem}_files")
+
+    def read(self, level: int, box: Box) -> Image.Image:
+        """A part of a level in RGB, put together from its tiles."""
+        self._stamp.check(self.name)
+        left, top, right, bottom = box
+        part = Image.new("RGB", (right - left, bottom - top))
+        for row in range(top // self._tile_px, (bottom - 1) // self._tile_px + 1):
+            for column in range(left // self._tile_px, (right - 1) // self._tile_px + 1):
+                x, y = column * self._tile_px, row * self._tile_px
+                tile = self._tile(level, column, row)
+                inner = (self._overlap if column else 0), (self._overlap if row else 0)
+                part.paste(tile.crop((*inner, *tile.size)), (x - left, y - top))
+        return part
+
+    def _tile(self, level: int, column: int, row: int) -> Image.Image:
+        file = self._folder / str(self._top - level) / f"{column}_{row}.{self._format}"
+        try:
+            tile = read_picture(file, max_pixels=(_MOST_TILE_PX + 512) ** 2)
+        except BadImage as error:
+            raise BadImage(f"a tile of {self.name} cannot be read: {error}") from None
+        width, height = self.sizes[level]
+        expected = (
+            self._side(column, width),
+            self._side(row, height),
+        )
+        if tile.size != expected:
+            raise BadImage(
+                f"the tile {file} of {self.name} has {tile.width}x{tile.height} px instead of {expected[0]}x{expected[1]}. "
+                "Make the tiles again."
+            )
+        return tile
+
+    def _side(self, number: int, side: int) -> int:
+        """Width or height of a tile, with what it overlaps."""
+        begin = number * self._tile_px
+        first = begin - (self._overlap if number else 0)
+        return min(begin + self._tile_px + self._overlap, side) - first
+
+
+def _described(file: Path, name: str) -> dict[str, str]:
+    """The attributes of a .dzi file and of the size in it."""
+    try:
+        text = read_file(file, _MOST_BYTES).decode("utf-8-sig")
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:  # entities can expand to gigabytes
+            raise ValueError("it has entities")
+        root = ElementTree.fromstring(text)
+    except (OSError, ValueError, ElementTree.ParseError) as error:
+        raise BadImage(f"{name} is not a DeepZoom picture ({getattr(error, 'strerror', None) or error}).") from None
+    sizes = [child.attrib for child in root if child.tag.rpartition("}")[2] == "Size"]
+    if root.tag.rpartition("}")[2] != "Image" or not sizes:
+        raise BadImage(f"{name} is not a DeepZoom picture: it has no size.")
+    return {**root.attrib, **sizes[0]}
+
+
+def _attribute(words: dict[str, str], field: str, least: int, most: int, name: str) -> int:
+    text = words.get(field, "")
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+        raise BadImage(f"{field} of {name} must be a whole number from {least} to {most:,}, but it is {text[:20]!r}.")
+    return int(text)
