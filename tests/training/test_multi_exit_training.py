@@ -9,7 +9,7 @@ import torch
 from glancefocus.data.sources import Data
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadRun
-from glancefocus.evaluation.exits_recorded import exits_table, record_exits
+from glancefocus.evaluation.records import exits_table, record_exits
 from glancefocus.exits.budget import solve_curve, solve_within
 from glancefocus.network.multi_exit import MSDNet, MSDNetSettings, count_exits
 from glancefocus.settings import ViewSettings

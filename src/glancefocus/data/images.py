@@ -19,9 +19,8 @@ import torch
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from glancefocus.data.folders import DEEP_ZOOM
+from glancefocus.data.folders import DEEP_ZOOM, open_picture
 from glancefocus.data.grey import from_deep
-from glancefocus.data.shards import open_picture
 from glancefocus.errors import BadImage, ImageTooSmall
 from glancefocus.machine import check_memory, open_file, read_stream
 from glancefocus.region import Placement, normalise

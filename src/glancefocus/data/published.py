@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glancefocus.data.folders import SUFFIXES, walk_visible
-from glancefocus.data.shards import members_of
+from glancefocus.data.folders import SUFFIXES, members_of, walk_visible
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData
 from glancefocus.machine import open_file

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glancefocus.data.clips import frame_names
-from glancefocus.data.shards import open_picture, shard_of, size_of
+from glancefocus.data.folders import open_picture, shard_of, size_of
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData, BadImage
 from glancefocus.files import fingerprint

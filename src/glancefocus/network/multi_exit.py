@@ -1,7 +1,7 @@
 """Comparison networks with several exits: MSDNet, and ensembles of backbones of growing depth.
 
 They see the whole image at full resolution and answer after each exit, the next one cheaper than starting anew. Their exits are
-recorded like looks (evaluation/exits_recorded.py), so that the solvers, curves and reports of look records work for them.
+recorded like looks (evaluation/records.py), so that the solvers, curves and reports of look records work for them.
 
 MSDNet: Huang, Chen, Li, Wu, van der Maaten, Weinberger, *Multi-Scale Dense Networks for Resource Efficient Image Classification*
 (ICLR 2018).

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from glancefocus.data.sources import Data, DataSettings, open_data
-from glancefocus.evaluation.exits_recorded import exits_table, record_exits
+from glancefocus.evaluation.records import exits_table, record_exits
 from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
 from glancefocus.network.multi_exit import (

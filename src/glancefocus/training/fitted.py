@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from PIL import Image
 
+from glancefocus.data.folders import open_picture
 from glancefocus.data.lists import medium_of
-from glancefocus.data.shards import open_picture
 from glancefocus.data.sources import DataSettings, split_rows
 from glancefocus.data.worlds import WORLDS, world_classes
 
