@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.studies.catalogue import STUDIES, Order, plan_study, run_study, study_named
+from glancefocus.studies.catalogue import STUDIES, study_named
+from glancefocus.studies.networks import Run
+from glancefocus.studies.order import PARTS, Order, plan_study, run_study
 from glancefocus.studies.runs import RunFolder
-from glancefocus.studies.study import Run
 from glancefocus.training.run_folder import settings_of
 
 Orders = Callable[..., Order]
@@ -31,6 +32,7 @@ def trained(order: Order, folder: Path) -> list[tuple[str, str]]:
 
 def test_there_is_a_study_for_every_table_and_figure() -> None:
     assert set(STUDIES) == NAMES
+    assert list(PARTS) == list(STUDIES)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

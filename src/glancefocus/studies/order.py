@@ -1,10 +1,13 @@
-"""What a study would take before anything is trained: multiply-adds, disk, and hours on this machine."""
+"""A study as it is asked for: what it would take, before anything is trained, and its execution from the first run to the page."""
 
 import functools
 import json
+import os
+import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +15,19 @@ from torch import nn
 
 from glancefocus.costs import Costs
 from glancefocus.data.lists import medium_of
-from glancefocus.data.sources import split_rows
+from glancefocus.data.sources import classes_of, split_rows
 from glancefocus.data.worlds import WORLDS
+from glancefocus.errors import BadData, BadSetting
+from glancefocus.machine import keep_freed_memory
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
-from glancefocus.studies.exits import CHECKPOINT, ExitsRun
-from glancefocus.studies.networks import ASSUMED_CLASSES
-from glancefocus.studies.runs import RunFolder
-from glancefocus.studies.study import Run
+from glancefocus.studies import budgets, curves, pictures, rivals, tables
+from glancefocus.studies.catalogue import Study
+from glancefocus.studies.networks import ASSUMED_CLASSES, Run, Scale, Scope
+from glancefocus.studies.results import PAGE, About, Result, write_study
+from glancefocus.studies.rivals import CHECKPOINT, ExitsRun, FinishedExits
+from glancefocus.studies.runs import Finished, Measured, OnRun, RunFolder
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 
 ASSUMED_IMAGES = {False: (1_281_167, 50_000), True: (168_913, 24_777)}  # ImageNet; Something-Something V2
@@ -225,3 +232,154 @@ def device_words() -> str:
     if torch.accelerator.is_available():
         return str(torch.accelerator.current_accelerator())
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a study trains and computes.
+
+    runs     {name: run} for one seed
+    measure  computes the result from the finished runs
+    exits    {name: comparison network with several exits} for one seed; None: there are none
+    """
+
+    runs: Callable[[Scope], Mapping[str, Run]]
+    measure: Callable[[Measured], Result]
+    exits: Callable[[Scope], Mapping[str, ExitsRun]] | None = None
+
+
+PARTS: dict[str, Parts] = {
+    "main": Parts(curves.main_runs, curves.main_result),
+    "anytime": Parts(curves.anytime_runs, curves.anytime_result),
+    "msdnet": Parts(rivals.msdnet_runs, rivals.msdnet_result, rivals.exits_runs),
+    "phone": Parts(rivals.phone_runs, rivals.phone_result),
+    "gpu": Parts(rivals.gpu_runs, rivals.gpu_result),
+    "rewards": Parts(tables.reward_runs, tables.reward_result),
+    "sizes": Parts(budgets.size_runs, budgets.size_result),
+    "resolution": Parts(curves.resolution_runs, curves.resolution_result),
+    "traffic-signs": Parts(pictures.traffic_runs, pictures.traffic_result),
+    "video": Parts(pictures.video_runs, pictures.video_result),
+    "looks": Parts(curves.expected_runs, curves.expected_result),
+    "length-and-size": Parts(curves.length_runs, curves.length_result),
+    "ablation": Parts(tables.ablation_runs, tables.ablation_result),
+    "policies": Parts(tables.policy_runs, tables.policy_result),
+    "criteria": Parts(budgets.criteria_runs, budgets.criteria_result),
+    "sensitivity": Parts(tables.sensitivity_runs, tables.sensitivity_result),
+    "heatmap": Parts(pictures.picture_runs, pictures.heatmap_result),
+    "gallery": Parts(pictures.picture_runs, pictures.gallery_result),
+}
+"""{name of a study: its parts}."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A study as it is asked for.
+
+    data         None: the built-in data set of the study at scale tiny; at scale paper only its plan can be made
+    scale        None: tiny for built-in data, otherwise paper
+    seeds        None: the study's own number
+    weights, assignments  see Scope
+    """
+
+    study: Study
+    data: str | None = None
+    scale: Scale | None = None
+    seeds: int | None = None
+    weights: str = "pretrained"
+    assignments: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of the first seed."""
+        scale: Scale = self.scale or ("tiny" if self.data is None or self.data in WORLDS else "paper")
+        data = self.study.world if self.data is None and scale == "tiny" else self.data
+        if scale == "tiny" and data != self.study.world:
+            raise BadData(
+                f"at scale tiny the study {self.study.name} uses the built-in data set {self.study.world}, but got {data}. "
+                "Leave the data out, or use --scale paper for your own."
+            )
+        return Scope(scale, data, 0, self.weights, self.assignments)
+
+    @property
+    def seed_count(self) -> int:
+        return self.seeds or self.study.seeds[0 if self.scope.scale == "tiny" else 1]
+
+    def exits(self) -> Mapping[str, Sequence[ExitsRun]]:
+        """{name: one comparison network with several exits for each seed}."""
+        exits = PARTS[self.study.name].exits
+        if exits is None:
+            return {}
+        each = [exits(replace(self.scope, seed=seed)) for seed in range(self.seed_count)]
+        return {name: [runs[name] for runs in each] for name in each[0]}
+
+    def runs(self) -> Mapping[str, Sequence[Run]]:
+        """{name: one run for each seed}."""
+        scope = self.scope
+        if scope.data is not None and scope.data not in WORLDS:
+            _check_medium(self.study, scope.data)
+        each = [PARTS[self.study.name].runs(replace(scope, seed=seed)) for seed in range(self.seed_count)]
+        return {name: [runs[name] for runs in each] for name in each[0]}
+
+    @property
+    def command(self) -> str:
+        words = ["gf study", self.study.name, *([self.data] if self.data else [])]
+        words += [f"--scale {self.scale}"] if self.scale else []
+        words += [f"--seeds {self.seeds}"] if self.seeds else []
+        words += [f"--weights {self.weights}"] if self.weights != "pretrained" else []
+        return " ".join([*words, *(f"--set {text}" for text in self.assignments)])
+
+
+def _check_medium(study: Study, data: str) -> None:
+    """Refuse clips for a study of images, and the other way round."""
+    frames = 8 if study.clips else 1
+    try:
+        classes_of(data, frames)
+    except BadData as error:
+        noun = medium_of(frames).noun
+        raise BadData(f"the study {study.name} needs {noun}: {error}") from None
+
+
+def plan_study(order: Order, folder: Path, speed: MacsPerSecond | None = None) -> StudyPlan:
+    """What a study would train; nothing is trained."""
+    runs = [run for each in order.runs().values() for run in each]
+    others = [run for each in order.exits().values() for run in each]
+    return plan_runs(runs, RunFolder(folder), speed, others)
+
+
+def run_study(
+    order: Order,
+    folder: Path,
+    *,
+    quiet: bool = False,
+    on_run: OnRun | None = None,
+    latency: Path | None = None,
+) -> tuple[About, Result]:
+    """Train the runs of a study that are missing, measure, and write everything into folder/NAME.
+
+    Runs are in folder/runs and shared by all studies. A study that was stopped goes on where it stopped.
+    """
+    scope = order.scope
+    if scope.data is None:
+        raise BadSetting(
+            f"the study {order.study.name} at scale paper needs the paper's data. Name its folder; --plan works without it."
+        )
+    keep_freed_memory()
+    runs = RunFolder(folder)
+    finished: dict[str, list[Finished]] = {}
+    for name, each in order.runs().items():
+        finished[name] = [runs.train(run, quiet=quiet, on_run=on_run) for run in each]
+    others = {name: [FinishedExits(run, folder) for run in each] for name, each in order.exits().items()}
+    result = PARTS[order.study.name].measure(Measured(scope, finished, others, latency))
+    about = About(order.study, scope.scale, scope.data, order.seed_count, order.command, machine_words())
+    write_study(folder / order.study.name, about, result)
+    return about, result
+
+
+def page_of_study(folder: Path, study: Study) -> Path:
+    return folder / study.name / PAGE
+
+
+def machine_words() -> str:
+    """What this machine computes with."""
+    device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "CPU"
+    return f"{device}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
