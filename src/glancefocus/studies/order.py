@@ -35,7 +35,8 @@ TRAINING = 3  # a backward pass costs about two forward passes
 _BYTES = 4
 _COPIES = 4  # of the weights: checkpoint with its optimiser, bundle, backbone
 _PROBED_MACS = 2e9
-MacsPerSecond = Callable[[NetworkSettings], float]
+MacsPerSecond = Callable[[NetworkSettings, int], float]
+"""Called with a network and the side of the encoder's inputs: small inputs use a processor less well than large ones."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def plan_runs(
     for other in exits:
         begun = (other.place(folder.folder.parent) / CHECKPOINT).exists()
         macs = other.macs(counts[0])
-        hours = macs / speed(network) / 3600
+        hours = macs / speed(network, network.view.height_px) / 3600
         disk = 2.0 * _BYTES * sum(p.numel() for p in other.build().parameters())
         state = "begun" if begun else "new"
         planned[other.content] = PlannedRun(other.name, ("all exits",), other.training.seed, state, macs, disk, hours)
@@ -121,7 +122,9 @@ def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPe
     nodes = sum(views**look for look in range(settings.network.looks))
     records = counts[1] * nodes * 4 * _BYTES
     disk = _COPIES * _BYTES * _parameters(settings.network) + records
-    hours = macs / speed(settings.network) / 3600 if state != "finished" else 0.0
+    on_images = set(settings.stages) <= {"small", "backbone"}
+    px = settings.network.view.height_px if on_images else settings.network.glance_px
+    hours = macs / speed(settings.network, px) / 3600 if state != "finished" else 0.0
     return PlannedRun(run.name, settings.stages, settings.seed, state, macs, disk, hours)
 
 
@@ -175,13 +178,13 @@ def _stage_macs(stage: str, settings: TrainSettings, costs: Costs) -> tuple[floa
 
 
 def measured_speed() -> MacsPerSecond:
-    """A function that measures how many multiply-adds this machine computes a second when it trains an encoder, once for each."""
+    """A function that measures how many multiply-adds this machine computes a second when it trains an encoder; once for each."""
     known: dict[str, float] = {}
 
-    def speed(network: NetworkSettings) -> float:
-        key = str([network.backbone, sorted(to_plain(network)["backbone_options"].items())])
+    def speed(network: NetworkSettings, px: int) -> float:
+        key = str([network.backbone, sorted(to_plain(network)["backbone_options"].items()), px])
         if key not in known:
-            known[key] = _measure(network)
+            known[key] = _measure(network, px)
         return known[key]
 
     return speed
@@ -202,15 +205,15 @@ def _counted(network: str) -> tuple[Costs, int]:
     return count_costs(settings), count_parameters(settings)
 
 
-def _measure(network: NetworkSettings) -> float:
+def _measure(network: NetworkSettings, px: int) -> float:
     device = (
         torch.accelerator.current_accelerator() or torch.device("cpu") if torch.accelerator.is_available() else "cpu"
     )
     costs = _costs(network)
-    px = network.glance_px
+    macs = costs.encoder_macs * (px / network.glance_px) ** 2
     with torch.random.fork_rng(devices=[]):
         encoder = build(network).glance_encoder.to(device)
-        batch = max(2, min(32, round(_PROBED_MACS / costs.encoder_macs)))
+        batch = max(2, min(32, round(_PROBED_MACS / macs)))
         images = torch.randn(batch * network.frames, 3, px, px, device=device)
         labels = torch.zeros(batch, dtype=torch.long, device=device)
     encoder.train()
@@ -225,13 +228,14 @@ def _measure(network: NetworkSettings) -> float:
 
     step()  # warm up
     seconds = min(step(), step())
-    return TRAINING * batch * costs.encoder_with_head_macs / seconds
+    return TRAINING * batch * macs / seconds
 
 
 def device_words() -> str:
     if torch.accelerator.is_available():
         return str(torch.accelerator.current_accelerator())
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Agreement:
     @property
     def sentence(self) -> str:
         if self.pairs == 0:
-            return "No two rows differ by more than two standard errors."
+            return "no two rows differ by more than two standard errors."
         agreeing = self.pairs - len(self.otherwise)
         sentence = (
             f"{self.pairs} pairs of rows differ by more than two standard errors in some column; "
@@ -177,7 +177,11 @@ class About:
     @property
     def sentence(self) -> str:
         seeds = "one seed" if self.seeds == 1 else f"mean ± standard deviation over {self.seeds} seeds"
-        return f"{self.study.shows} of the paper. Scale {self.scale}, data {self.data}, {seeds}. {self.machine}."
+        other = (
+            " Small networks on a built-in data set: compare the order of the rows with the paper's, not the values."
+        )
+        sentence = f"{self.study.shows} of the paper. Scale {self.scale}, data {self.data}, {seeds}. {self.machine}."
+        return sentence + (other if self.scale == "tiny" else "")
 
 
 def write_study(folder: Path, about: About, result: Result) -> list[str]:
@@ -199,9 +203,7 @@ def write_study(folder: Path, about: About, result: Result) -> list[str]:
 def remarks_of(result: Result) -> list[str]:
     """The remarks of a study, and for each table that can be compared whether its order is the paper's."""
     compared = [
-        f"{table.title}: {agreement(table).sentence}" if len(result.tables) > 1 else agreement(table).sentence
-        for table in result.tables
-        if table.ordered
+        f"Order of the rows of {table.name}: {agreement(table).sentence}" for table in result.tables if table.ordered
     ]
     return [*compared, *result.remarks]
 
