@@ -9,7 +9,8 @@ import pytest
 from accelerate.state import AcceleratorState
 from PIL import Image
 
-from glancefocus.studies.catalogue import Order, study_named
+from glancefocus.studies.catalogue import study_named
+from glancefocus.studies.order import Order
 
 SECONDS = (
     "data.scenes=[20,12,12]",

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.studies.catalogue import STUDIES, Order, plan_study, run_study, study_named
+from glancefocus.studies.catalogue import STUDIES, study_named
+from glancefocus.studies.networks import Run
+from glancefocus.studies.order import PARTS, Order, plan_study, run_study
 from glancefocus.studies.runs import RunFolder
-from glancefocus.studies.study import Run
 from glancefocus.training.run_folder import settings_of
 
 Orders = Callable[..., Order]
@@ -31,6 +34,13 @@ def trained(order: Order, folder: Path) -> list[tuple[str, str]]:
 
 def test_there_is_a_study_for_every_table_and_figure() -> None:
     assert set(STUDIES) == NAMES
+    assert list(PARTS) == list(STUDIES)
+
+
+def test_the_list_of_studies_is_imported_without_torch() -> None:
+    code = "import sys, glancefocus.cli.study, glancefocus.studies.catalogue; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -44,7 +54,7 @@ def test_every_study_names_its_runs(name: str, scale: Any) -> None:
 
 def test_the_plan_of_the_papers_main_figure_has_its_14_networks(tmp_path: Path) -> None:
     order = Order(study_named("main"), scale="paper", seeds=1)
-    plan = plan_study(order, tmp_path / "studies", speed=lambda network: 1e12)
+    plan = plan_study(order, tmp_path / "studies", speed=lambda network, px: 1e12)
     finals = [
         run for run in plan.runs if run.stages == ("finetune",) or ("efficientnet" in run.name and "aim" in run.stages)
     ]
@@ -81,7 +91,7 @@ def test_a_study_trains_each_run_once_and_others_use_it_too(quick_order: Orders,
     order = quick_order("gallery")
     assert [what for _, what in trained(order, studies)] == ["trained"] * 5  # backbone, glance, three stages
     assert trained(quick_order("looks"), studies) == []  # the same network
-    plan = plan_study(order, studies, speed=lambda network: 1.0)
+    plan = plan_study(order, studies, speed=lambda network, px: 1.0)
     assert [run.state for run in plan.runs] == ["finished"] * 5
     assert plan.hours == 0
     # Each reward has a run of its own, on the network after stage I.
@@ -150,7 +160,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         run_study(order, tmp_path, quiet=True, on_run=note)
     assert [what for _, what in happened] == ["trained", "trained"]
-    assert [run.state for run in plan_study(order, tmp_path, lambda network: 1.0).runs][:3] == [
+    assert [run.state for run in plan_study(order, tmp_path, lambda network, px: 1.0).runs][:3] == [
         "finished",
         "begun",
         "new",

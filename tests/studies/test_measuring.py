@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from glancefocus.exits.table import LookTable
+from glancefocus.studies.budgets import accuracies_at, at_random, budget_curve, look_columns
 from glancefocus.studies.curves import cheapest_at, envelope
 from glancefocus.studies.pictures import Places, _shares
-from glancefocus.studies.tables import accuracies_at, at_random, budget_curve, look_columns
 
 
 def made_up_table() -> LookTable:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from glancefocus.studies.published import columns_of, networks, paper_row, row_beside, sentence, source_of
+from glancefocus.studies.catalogue import columns_of, networks, paper_row, sentence, source_of
+from glancefocus.studies.results import row_beside
 
 
 def test_a_row_of_the_paper_has_its_values_and_deviations_as_shares() -> None:

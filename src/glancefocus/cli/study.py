@@ -14,9 +14,8 @@ from glancefocus.progress import duration
 from glancefocus.values import Count
 
 if TYPE_CHECKING:
-    from glancefocus.studies.catalogue import Order
-    from glancefocus.studies.estimate import StudyPlan
-    from glancefocus.studies.study import Run
+    from glancefocus.studies.networks import Run
+    from glancefocus.studies.order import Order, StudyPlan
 
 
 @command_options
@@ -60,14 +59,18 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
 
     Example: gf study main --scale paper --plan
     """
-    from glancefocus.studies.catalogue import STUDIES, Order, page_of_study, plan_study, run_study, study_named
-    from glancefocus.studies.output import plain, remarks_of, terminal_tables
+    from glancefocus.studies.catalogue import STUDIES, study_named
 
     if options.name is None:
         _print_list([(each.name, each.title, each.shows) for each in STUDIES.values()], as_json=options.json)
         return
+    named = study_named(options.name)
+    # Only now what takes seconds to import: a misspelt name is answered at once.
+    from glancefocus.studies.order import Order, page_of_study, plan_study, run_study
+    from glancefocus.studies.results import plain, remarks_of, terminal_tables
+
     order = Order(
-        study_named(options.name),
+        named,
         options.data,
         options.scale,
         options.seeds,

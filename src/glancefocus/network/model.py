@@ -266,7 +266,7 @@ class GlanceFocus(nn.Module):
         return Region(view) if view.is_whole else Region(view, where)
 
     def own_answer(self, look: Look) -> Tensor:
-        """What the encoder of this look would answer alone, (B, classes): the regulariser of Eq. 9."""
+        """What the encoder of this look would answer alone, (B, classes): the regulariser of Eq. 6."""
         if look.number == 1:
             return self.glance_encoder.own_head(look.features)
         if isinstance(look.candidate, int):

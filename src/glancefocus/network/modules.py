@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         return copy.deepcopy(self, shared)  # which takes what is in this table as copied already
 
     def own_head(self, vector: Tensor) -> Tensor:
-        """What the backbone alone would answer, (B, classes): FC_t of the paper's regulariser (Eq. 9)."""
+        """What the backbone alone would answer, (B, classes): FC_t of the paper's regulariser (Eq. 6)."""
         head, *second = self.head_modules
         if second:  # two heads answer with their mean
             return torch.stack([h(vector) for h in self.head_modules]).mean(dim=0)

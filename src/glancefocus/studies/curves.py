@@ -12,11 +12,11 @@ from glancefocus.evaluation.rivals import answer_resized, image_size, patch_side
 from glancefocus.exits.curve import Point
 from glancefocus.network.macs import count_costs
 from glancefocus.network.presets import PRESETS, family_of
-from glancefocus.studies.networks import backbone_run, chain
-from glancefocus.studies.published import networks, sentence
+from glancefocus.studies.budgets import budget_curve, curves_figure, legend_above, look_columns
+from glancefocus.studies.catalogue import networks, sentence
+from glancefocus.studies.networks import Run, Scope, backbone_run, chain
+from glancefocus.studies.results import Drawing, Result, Row, Table
 from glancefocus.studies.runs import Finished, Measured
-from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table
-from glancefocus.studies.tables import budget_curve, curves_figure, legend_above, look_columns
 from glancefocus.training.run_folder import BUNDLE_FOLDER
 
 Dots = dict[str, tuple[float, float]]

@@ -4,17 +4,18 @@ Several studies train the same beginnings. As separate runs these are trained on
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from glancefocus.data.sources import DataSettings
+from glancefocus.files import fingerprint
 from glancefocus.network.backbones import has_pretrained_weights
 from glancefocus.network.presets import PRESETS, network_settings
 from glancefocus.settings import NetworkSettings
-from glancefocus.studies.study import Run, Scope
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import STAGES, TrainSettings
+from glancefocus.values import to_plain
 
 TINY_IMAGES, TINY_SIZES, TINY_CLIPS = "gf-mini-48", "gf-ms-mini-48", "gf-tsm-mini-40"
 _TINY_SIGNS: dict[str, Any] = {
@@ -42,6 +43,58 @@ TINY: dict[str, dict[str, Any]] = {
 ASSUMED_CLASSES = {False: 1000, True: 174}  # ImageNet; Something-Something
 ENCODERS = ("glance_encoder", "focus_encoder")
 WITHOUT_POLICY = (*ENCODERS, "classifier")
+
+
+Scale = Literal["tiny", "paper"]
+"""tiny: small networks on a built-in data set, minutes on two cores. paper: the paper's networks and settings."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the runs of a study are made for.
+
+    data         a data set; None: the paper's, which is not here, so that runs can only be planned
+    seed         of everything that is trained after the backbone
+    weights      scale paper: initial weights of the backbone; "pretrained": timm's; "none": it is trained from random ones
+    assignments  name=value, changes to the settings of all runs that have the stage of this name
+    """
+
+    scale: Scale
+    data: str | None
+    seed: int = 0
+    weights: str = "pretrained"
+    assignments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    name      for people, and of its folder
+    settings  with neither `start` nor `weights`, which come from other runs
+    start     the run whose network it continues
+    parts     only these parts of that network are taken, the others are new; empty: the whole network
+    weights   the run whose plain backbone both encoders start from
+    """
+
+    name: str
+    settings: TrainSettings
+    start: "Run | None" = None
+    parts: tuple[str, ...] = ()
+    weights: "Run | None" = None
+
+    @property
+    def content(self) -> str:
+        """Hash of everything that the trained network depends on; the name does not count."""
+        earlier = [None if run is None else run.content for run in (self.start, self.weights)]
+        return fingerprint([to_plain(self.settings), list(self.parts), earlier])
+
+    def with_earlier(self) -> "Iterator[Run]":
+        """The runs that this one builds on, the first one first, and itself."""
+        for earlier in (self.weights, self.start):
+            if earlier is not None:
+                yield from earlier.with_earlier()
+        yield self
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
 from glancefocus.settings import NetworkSettings
-from glancefocus.studies.study import Run, Scope
+from glancefocus.studies.networks import Run, Scope
 from glancefocus.training.run import finished_bundle, load_backbone, train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, SETTINGS_FILE, alike, settings_of
 from glancefocus.training.settings import TrainSettings

@@ -1,50 +1,16 @@
-"""The studies that are tables: rewards, patch sizes, ablation, policies, exit criteria, sensitivity of the training settings."""
+"""The studies that change one thing at a time: rewards, parts of the network, policies, settings of training."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from glancefocus.evaluation.assess import solved
-from glancefocus.evaluation.figures import GREY, HEIGHT, LINES, cost_axis, new_figure, patch_sizes_figure
 from glancefocus.evaluation.verdict import macs_words
-from glancefocus.exits.curve import Point, patches_of
-from glancefocus.network.presets import read_table
-from glancefocus.studies.networks import TINY_SIZES, WITHOUT_POLICY, Chain, again, chain
-from glancefocus.studies.published import columns_of, row_beside, sentence, source_of
-from glancefocus.studies.runs import Finished, Measured
-from glancefocus.studies.study import Drawing, Result, Row, Run, Scope, Table, Value
-
-MAIN_PRESET = {"tiny": None, "paper": "gf-resnet50-96"}
-CURVE_POINTS = 25
-
-
-def look_columns(looks: int) -> list[str]:
-    """t=1, t=2, ... as in the paper's tables; t is the number of looks that every image takes."""
-    return [f"t={look}" for look in range(1, looks + 1)]
-
-
-def after_look_drawing(rows: Sequence[Row], caption: str) -> Drawing:
-    """The mean accuracy after each look, one line for each row."""
-    figure, axes = new_figure(HEIGHT + 0.2 * len(rows))
-    for number, row in enumerate(rows):
-        means = [100 * mean for c in range(len(row.values[0])) if (mean := row.mean(c)) is not None]
-        filled = {} if number < len(LINES) else {"markerfacecolor": "white"}  # the styles repeat
-        axes.plot(range(1, len(means) + 1), means, label=row.name, **LINES[number % len(LINES)], **filled)
-    axes.set_xticks(range(1, max(len(row.values[0]) for row in rows) + 1))
-    axes.set_xlabel("looks at every image, t")
-    axes.set_ylabel("accuracy (%)")
-    legend_above(figure, axes, columns=1)
-    return Drawing(figure, caption)
-
-
-def legend_above(figure: Any, axes: Any, columns: int = 2) -> None:
-    """A legend outside the axes, where it covers no data."""
-    entries = axes.get_legend_handles_labels()
-    figure.legend(*entries, loc="outside upper center", ncols=columns, frameon=False, fontsize=8, handlelength=3)
-
+from glancefocus.studies.budgets import MAIN_PRESET, after_look_drawing, look_columns
+from glancefocus.studies.catalogue import source_of
+from glancefocus.studies.networks import WITHOUT_POLICY, Chain, Run, Scope, again, chain
+from glancefocus.studies.results import Result, Row, Table, row_beside
+from glancefocus.studies.runs import Measured
 
 # Rewards: Table 2.
 REWARDS = {"increment": "increments", "contrastive": "contrastive"}
@@ -97,119 +63,59 @@ def reward_result(measured: Measured) -> Result:
     return Result(tables, drawings, remarks=[note])
 
 
-# Patch sizes: Table 3, Figures 10 and 17.
-SIZE_PRESET = {"tiny": TINY_SIZES, "paper": "gf-ms-resnet50-96"}
+# Parts of the network and of its training: Table 5.
+ROWS = {
+    "random": "random policy",
+    "random_glance": "random policy + glance step",
+    "centre_corner": "centre-corner policy",
+    "centre_corner_glance": "centre-corner policy + glance step",
+    "single_encoder": "without the glance encoder (one encoder)",
+    "without_glance": "without the glance step (centre crop first)",
+    "without_fine_tuning": "glance encoder not fine-tuned on glances",
+    "without_stage3": "without stage III",
+    "whole": "the whole network",
+}
+# {row: changes to the network} for rows without a learnt policy. These have no stage II; stages I and III aim by their rule.
+BY_RULE: dict[str, dict[str, Any]] = {
+    "random": {"first_view": "random", "policy": {"kind": "random"}},
+    "random_glance": {"policy": {"kind": "random"}},
+    "centre_corner": {"first_view": "centre", "policy": {"kind": "centre_corner"}},
+    "centre_corner_glance": {"policy": {"kind": "centre_corner"}},
+}
+# The paper trains both encoders in stages I and III. The recipe of the built-in data set does not, which would leave an encoder
+# that was not fine-tuned as it is.
+TRAINED = {"recognise.freeze_encoders": False, "finetune.freeze_glance": False}
 
 
-def size_views(scope: Scope) -> tuple[str, ...]:
-    return ("32", "48", "64") if scope.scale == "tiny" else ("96", "128", "160")
-
-
-def size_runs(scope: Scope) -> dict[str, Run]:
-    preset = SIZE_PRESET[scope.scale]
-    runs = {"chosen": chain(scope, preset).trained}
-    for view in size_views(scope):
-        runs[view] = chain(scope, preset, name=f"fixed-{view}", network={"focus": (view,)}).trained
-    return runs
-
-
-def budgets_like(preset: str, published: Sequence[str], run: Finished) -> list[float]:
-    """The budgets of one of the paper's tables, moved to the same share of the range of a network's costs."""
-    (own,) = [row["macs_after_look"] for row in read_table() if row["preset"] == preset]
-    macs = run.bundle.costs.macs_after_look
-    shares = [(float(text.rstrip("G")) * 1e9 - own[0]) / (own[-1] - own[0]) for text in published]
-    return [macs[0] + share * (macs[-1] - macs[0]) for share in shares]
-
-
-def points_at(run: Finished, budgets: Sequence[float], score: str | None = None) -> list[Point]:
-    """An operating point for each budget."""
-    return solved(run.choosing(score), replace(run.table(score), unit="macs"), budgets)
-
-
-def accuracies_at(run: Finished, budgets: Sequence[float]) -> list[Value]:
-    """Accuracy within each budget; None for budgets that the network cannot spend."""
-    dearest = run.table().dearest
-    points = points_at(run, [min(budget, dearest) for budget in budgets])
-    spendable = [n for n, budget in enumerate(budgets) if budget <= dearest]
-    last = min(len(budgets) - 1, len(spendable))  # one more shows where it ends
-    return [point["accuracy"] if n <= last else None for n, point in enumerate(points)]
-
-
-def budget_curve(run: Finished) -> list[Point]:
-    """Operating points from the glance only to every look for every image."""
-    table = run.table()
-    points = points_at(run, np.linspace(table.cheapest, table.dearest, CURVE_POINTS).tolist())
-    return sorted(points, key=lambda point: point["mean_macs"])
-
-
-def budget_columns(budgets: Sequence[float], published: Sequence[str]) -> list[str]:
-    return [f"{macs_words(budget)} ({text})" for budget, text in zip(budgets, published, strict=True)]
-
-
-def size_result(measured: Measured) -> Result:
-    published = columns_of("sizes")
-    budgets = budgets_like("gf-ms-resnet50-96", published, measured.first("chosen"))
-    views, keys = size_views(measured.scope), ("96", "128", "160")
-    rows = [
-        row_beside("sizes", key, f"{view} px (fixed)", [accuracies_at(run, budgets) for run in measured[view]])
-        for view, key in zip(views, keys, strict=True)
-    ]
-    chosen = [points_at(run, budgets) for run in measured["chosen"]]
-    rows.append(row_beside("sizes", "chosen", "sizes chosen", [[p["accuracy"] for p in own] for own in chosen]))
-    columns = budget_columns(budgets, published)
-    title = f"Accuracy within an average budget of multiply-adds, % ({source_of('sizes')})"
-    share_rows = [
-        Row(f"{view} px", [[_share_of(point, n) for point in own] for own in chosen]) for n, view in enumerate(views)
-    ]
-    shares = Table("shares", "Share of each patch size among the focus looks, %", columns, share_rows, 0)
-    curves = {f"{view} px (fixed)": budget_curve(measured.first(view)) for view in views}
-    curves["sizes chosen"] = budget_curve(measured.first("chosen"))
-    drawings = {
-        "sizes": Drawing(curves_figure(curves), "Accuracy over multiply-adds, first seed: sizes chosen, and fixed."),
-        "patch_sizes": Drawing(
-            patch_sizes_figure(curves["sizes chosen"], views),
-            "The share of each size among the focus looks, over the budget, first seed.",
-        ),
+def ablation_runs(scope: Scope) -> dict[str, Run]:
+    preset = MAIN_PRESET[scope.scale]
+    changes = TRAINED if scope.scale == "tiny" else {}
+    variants: dict[str, dict[str, Any]] = {
+        **{key: {"network": network} for key, network in BY_RULE.items()},
+        "single_encoder": {"network": {"shared_encoder": True}, "fine_tuned": False},
+        "without_glance": {"network": {"first_view": "centre"}},
+        "without_fine_tuning": {"fine_tuned": False},
+        "whole": {},
     }
-    note = "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
-    tables = [Table("sizes", title, columns, rows, measured.images, ordered=True, note=note), shares]
-    return Result(tables, drawings, remarks=[_gaps(rows), sentence("sizes")])
+    chains = {
+        key: chain(scope, preset, name=f"ablation-{key}", changes=changes, **own) for key, own in variants.items()
+    }
+    runs = {key: own.trained for key, own in chains.items()}
+    before = chains["whole"].stage2
+    assert before is not None
+    return {**runs, "without_stage3": before}
 
 
-def _share_of(point: Point, size: int) -> float:
-    counts = np.asarray(patches_of(point), dtype=np.float64).sum(axis=0)
-    return float(counts[size] / max(1.0, counts.sum()))
-
-
-def _gaps(rows: Sequence[Row]) -> str:
-    """The chosen sizes less the best fixed one, at every budget."""
-    *fixed, chosen = rows
-    gaps = []
-    for column in range(len(chosen.values[0])):
-        known = [mean for row in fixed if (mean := row.mean(column)) is not None]
-        own = chosen.mean(column)
-        gaps.append("--" if own is None or not known else f"{100 * (own - max(known)):+.1f}")
-    return f"Chosen sizes less the best fixed size, in points, at each budget: {', '.join(gaps)}."
-
-
-def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tuple[float, float]] | None = None) -> Any:
-    """Accuracy over multiply-adds, one line for each curve; dots: {name: (multiply-adds, accuracy)}."""
-    figure, axes = new_figure(4.6)
-    for number, (name, points) in enumerate(curves.items()):
-        costs, shares = [p["mean_macs"] / 1e6 for p in points], [100 * p["accuracy"] for p in points]
-        axes.plot(costs, shares, label=name, markersize=4, linewidth=1.5, markevery=3, **LINES[number % len(LINES)])
-    for name, (macs, share) in (dots or {}).items():
-        axes.plot(macs / 1e6, 100 * share, "D", color=GREY, markersize=6)
-        axes.annotate(name, (macs / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
-    cost_axis(axes, "multiply-adds per image (millions")
-    legend_above(figure, axes)
-    return figure
-
-
-def at_random(point: Point, after_look: Sequence[float]) -> float:
-    """The expected accuracy if as many images stop after each look as at this point, but random ones."""
-    exits = point["exits_per_look"]
-    return float(sum(count * share for count, share in zip(exits, after_look, strict=True)) / sum(exits))
+def ablation_result(measured: Measured) -> Result:
+    rows = [
+        row_beside("ablation", key, name, [run.after_looks() for run in measured[key]]) for key, name in ROWS.items()
+    ]
+    looks = len(rows[0].values[0])
+    title = f"Top-1 accuracy of variants, % ({source_of('ablation')})"
+    table = Table("ablation", title, look_columns(looks), rows, measured.images, ordered=True)
+    remark = "Rows without a learnt policy are trained in stages I and III with the aims of their rule, and measured with them."
+    drawing = after_look_drawing(rows, "Accuracy if every image takes t looks.")
+    return Result([table], {"ablation": drawing}, remarks=[remark])
 
 
 # Policies: Table 6.

@@ -94,9 +94,9 @@ class SmallSettings(InitialiseSettings):
 
 @dataclass(frozen=True)
 class RecogniseSettings:
-    """Stages I and III: encoders and classifier, by the loss of Eq. 9.
+    """Stages I and III: encoders and classifier, by the loss of Eq. 6.
 
-    own_head_weight  lambda of Eq. 9; not used with a summed classifier, whose looks learn separately
+    own_head_weight  lambda of Eq. 6; not used with a summed classifier, whose looks learn separately
     freeze_glance    keep the glance encoder as initialised (MobileNetV3, EfficientNet)
     freeze_encoders  train the classifier only (video)
     deviation        standard deviation of the noise added to the policy's aims in stage III, as a share of the image; in the

@@ -52,7 +52,7 @@ def recognition_loss(
     taught: Tensor | None = None,
     distill: float = 0.0,
 ) -> Tensor:
-    """Eq. 9: the mean over looks of the classifier's cross-entropy plus, weighted, that of the encoder's own head.
+    """Eq. 6: the mean over looks of the classifier's cross-entropy plus, weighted, that of the encoder's own head.
 
     taught, distill  see taught_loss (beyond the paper)
     """
@@ -211,7 +211,7 @@ class RecogniseStage:
                 head.requires_grad_(False)
 
     def _unused_heads(self) -> list[Encoder]:
-        """The encoders whose own heads are in no loss: without the regulariser of Eq. 9, unless they give answers."""
+        """The encoders whose own heads are in no loss: without the regulariser of Eq. 6, unless they give answers."""
         net = self.context.net
         if self.settings.own_head_weight > 0 or isinstance(net.classifier, SummedClassifier):
             return []

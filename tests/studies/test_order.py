@@ -3,9 +3,8 @@
 import pytest
 
 from glancefocus.network.macs import count_costs
-from glancefocus.studies.estimate import image_counts, training_macs
-from glancefocus.studies.networks import chain
-from glancefocus.studies.study import Scope
+from glancefocus.studies.networks import Scope, chain
+from glancefocus.studies.order import image_counts, training_macs
 
 SCOPE = Scope("tiny", "signs", assignments=("data.scenes=[100,10,10]",))
 

@@ -1,11 +1,15 @@
-"""What a study writes: its tables as Markdown, CSV and JSON, its figures as SVG and PNG, and all of it as one page."""
+"""What a study found: tables beside the paper's, drawings, and all of it written as Markdown, CSV, JSON, pictures and one page."""
 
 import html
 import json
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from matplotlib.figure import Figure
 from rich.table import Table as TerminalTable
 
 from glancefocus.evaluation.figures import as_png, as_svg
@@ -20,10 +24,138 @@ from glancefocus.evaluation.tables import (
     small_print,
     table_html,
 )
-from glancefocus.studies.study import Result, Row, Study, Table, Value, agreement
+from glancefocus.studies.catalogue import Study, paper_row
 
 PAGE, NUMBERS, TEXT = "study.html", "study.json", "study.md"
 _FIGURES = "figures"
+Value = float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    values  one sequence for each seed, with one value for each column; None: there is none
+    paper   the paper's values, and their deviations where it has them
+    """
+
+    name: str
+    values: Sequence[Sequence[Value]] = ()
+    paper: Sequence[Value] = ()
+    paper_deviation: Sequence[Value] = ()
+
+    def mean(self, column: int) -> Value:
+        known = self.known(column)
+        return statistics.mean(known) if known else None
+
+    def deviation(self, column: int) -> Value:
+        """The standard deviation over the seeds; None for a single seed."""
+        known = self.known(column)
+        return statistics.stdev(known) if len(known) > 1 else None
+
+    def known(self, column: int) -> list[float]:
+        return [value for row in self.values if column < len(row) and (value := row[column]) is not None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table in the paper's form.
+
+    name     of its files
+    columns  without that of the names
+    images   number of images that the shares were measured on
+    unit     share: values in [0, 1], shown in percent; number: shown as they are
+    ordered  whether the paper's order of the rows is compared with ours
+    """
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    images: int = 0
+    unit: Literal["share", "number"] = "share"
+    ordered: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and its caption."""
+
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found.
+
+    drawings   {name of the file: drawing}
+    galleries  (heading, pictures as data URLs)
+    remarks    sentences
+    """
+
+    tables: Sequence[Table] = ()
+    drawings: Mapping[str, Drawing] = field(default_factory=dict)
+    galleries: Sequence[tuple[str, Sequence[str]]] = ()
+    remarks: Sequence[str] = ()
+
+
+def row_beside(table: str, key: str, name: str, values: Any) -> Row:
+    """A row of shares with the paper's values of the row `key`."""
+    paper, deviation = paper_row(table, key)
+    return Row(name, values, paper, deviation)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Pairs of rows whose difference here exceeds two standard errors, and those among them that the paper orders otherwise."""
+
+    pairs: int
+    otherwise: Sequence[str]
+
+    @property
+    def sentence(self) -> str:
+        if self.pairs == 0:
+            return "no two rows differ by more than two standard errors."
+        agreeing = self.pairs - len(self.otherwise)
+        sentence = (
+            f"{self.pairs} pairs of rows differ by more than two standard errors in some column; "
+            f"{agreeing} of them are in the paper's order."
+        )
+        return f"{sentence} In another order: {'; '.join(self.otherwise)}." if self.otherwise else sentence
+
+
+def agreement(table: Table) -> Agreement:
+    """Compare the order of the rows with the paper's, column by column, where both have values."""
+    pairs, otherwise = 0, []
+    for column, words in enumerate(table.columns):
+        rows = [row for row in table.rows if _paper(row, column) is not None and row.known(column)]
+        for place, one in enumerate(rows):
+            for other in rows[place + 1 :]:
+                gap, error = difference(one, other, column, table.images)
+                theirs = (_paper(one, column) or 0.0) - (_paper(other, column) or 0.0)
+                if abs(gap) <= 2 * error or theirs == 0:
+                    continue
+                pairs += 1
+                if (gap > 0) != (theirs > 0):
+                    higher, lower = (one, other) if gap > 0 else (other, one)
+                    otherwise.append(f"{words}: {higher.name} above {lower.name} by {100 * abs(gap):.1f} points")
+    return Agreement(pairs, otherwise)
+
+
+def difference(one: Row, other: Row, column: int, images: int) -> tuple[float, float]:
+    """The mean difference of two rows of shares, and its standard error: by seeds or by images, whichever is larger."""
+    first, second = one.known(column), other.known(column)
+    count = min(len(first), len(second))
+    gaps = [a - b for a, b in zip(first[:count], second[:count], strict=True)]
+    by_images = sum(statistics.mean(s) * (1 - statistics.mean(s)) / (len(s) * max(1, images)) for s in (first, second))
+    by_seeds = statistics.variance(gaps) / count if count > 1 else 0.0
+    return statistics.mean(gaps), math.sqrt(max(by_images, by_seeds))
+
+
+def _paper(row: Row, column: int) -> Value:
+    return row.paper[column] if column < len(row.paper) else None
 
 
 @dataclass(frozen=True)
@@ -45,7 +177,11 @@ class About:
     @property
     def sentence(self) -> str:
         seeds = "one seed" if self.seeds == 1 else f"mean ± standard deviation over {self.seeds} seeds"
-        return f"{self.study.shows}. Scale {self.scale}, data {self.data}, {seeds}. {self.machine}."
+        other = (
+            " Small networks on a built-in data set: compare the order of the rows with the paper's, not the values."
+        )
+        sentence = f"{self.study.shows} of the paper. Scale {self.scale}, data {self.data}, {seeds}. {self.machine}."
+        return sentence + (other if self.scale == "tiny" else "")
 
 
 def write_study(folder: Path, about: About, result: Result) -> list[str]:
@@ -67,9 +203,7 @@ def write_study(folder: Path, about: About, result: Result) -> list[str]:
 def remarks_of(result: Result) -> list[str]:
     """The remarks of a study, and for each table that can be compared whether its order is the paper's."""
     compared = [
-        f"{table.title}: {agreement(table).sentence}" if len(result.tables) > 1 else agreement(table).sentence
-        for table in result.tables
-        if table.ordered
+        f"Order of the rows of {table.name}: {agreement(table).sentence}" for table in result.tables if table.ordered
     ]
     return [*compared, *result.remarks]
 

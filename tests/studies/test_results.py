@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from glancefocus.studies.output import csv_rows, markdown_table
-from glancefocus.studies.study import Row, Table, agreement, difference
+from glancefocus.studies.results import Row, Table, agreement, csv_rows, difference, markdown_table
 
 
 def test_a_row_has_the_mean_and_the_deviation_over_its_seeds() -> None:
