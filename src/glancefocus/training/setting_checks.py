@@ -1,7 +1,12 @@
-"""Checks of a run's settings that concern what its stages see: small scenes, evidence, aims, first views."""
+"""Whether settings of a run fit together, and changes of a recipe for networks that it was not made for.
+
+A shared encoder is never trained on glances alone, which would make it worse on focus looks: it learns glances and focus looks
+together, in every batch of the stage recognise. If glances have batch norms of their own, the stage glance trains these only.
+"""
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
@@ -10,6 +15,8 @@ if TYPE_CHECKING:
     from glancefocus.training.settings import TrainSettings
 
 POLICY_STAGES = ("point", "aim", "joint")  # these train the policy
+_GLANCE_STAGES = ("small_glance", "glance")
+_LOOKING_STAGES = ("recognise", "finetune")
 
 
 def check_small_scenes(settings: "TrainSettings") -> None:
@@ -69,3 +76,88 @@ def check_first_view(settings: "TrainSettings") -> None:
         raise BadSetting(f"the stage small_glance trains on glances, but {words}. Leave the stage out.")
     if "glance" in settings.stages and settings.glance.evidence_weight > 0:
         raise BadSetting(f"glance.evidence_weight is for glances, but {words}. Set glance.evidence_weight=0.")
+
+
+def check_shared_encoder(settings: "TrainSettings") -> None:
+    """Refuse stages that would train a shared encoder for one kind of views only."""
+    network, stages = settings.network, settings.stages
+    if not network.shared_encoder:
+        return
+    for name in (name for name in _GLANCE_STAGES if name in stages):
+        if not network.own_norms:
+            raise BadSetting(
+                f"the stage {name} would train the shared encoder on glances only, and it would forget what patches look like. "
+                "Leave the stage out: recognise (1) trains the encoder on both. Or set network.own_norms=true."
+            )
+        if getattr(settings, name).fresh:
+            raise BadSetting(
+                f"{name}.fresh=true needs two encoders: in this network focus looks use the same weights. Set {name}.fresh=false."
+            )
+    for name in (name for name in _LOOKING_STAGES if name in stages):
+        own = getattr(settings, name)
+        if own.freeze_glance and not own.freeze_encoders:
+            raise BadSetting(
+                f"{name}.freeze_glance=true needs two encoders, but this network has one shared encoder. Set "
+                f"{name}.freeze_glance=false, or freeze everything with {name}.freeze_encoders=true."
+            )
+    if "joint" in stages and network.whole_encoder:
+        raise BadSetting(
+            "the stage joint does not train the batch norms of views of the whole image. Set network.whole_encoder=false, or use "
+            "the stages recognise and point instead."
+        )
+
+
+def fit_to_shared_encoder(plain: dict[str, Any], named: set[str]) -> None:
+    """Change the plain settings of a recipe, which is made for two encoders, so that they suit a shared one.
+
+    named  the settings that the user named, such as glance.fresh: they stay, and are refused where they make no sense
+    """
+    network: dict[str, Any] = plain["network"]
+    if network.get("shared_encoder") is not True:
+        return
+    changes: dict[str, Any] = {f"{name}.freeze_glance": False for name in _LOOKING_STAGES}
+    changes |= {f"{name}.fresh": False for name in _GLANCE_STAGES}
+    changes["recognise.freeze_encoders"] = False  # no other stage before it has trained the encoder on glances
+    if network.get("own_norms") is not True:
+        changes["network.whole_encoder"] = False
+        if "stages" not in named and "stages" in plain:
+            plain["stages"] = [name for name in plain["stages"] if name not in _GLANCE_STAGES]
+    for name, value in changes.items():
+        section, _, setting = name.partition(".")
+        if name not in named and isinstance(plain.get(section), dict):
+            plain[section][setting] = value
+
+
+def fit_to_rules(plain: dict[str, Any]) -> None:
+    """Change a recipe for a network that aims by a rule, or that has no glance: it has fewer stages."""
+    network = plain["network"]
+    left_out = set()
+    if network["policy"]["kind"] != "learnt":
+        # Stage III stays, at the same places as stage I, so that networks with all kinds of policies are trained for as long.
+        left_out |= {*POLICY_STAGES}
+        plain.setdefault("recognise", {})["aims"] = "random"
+    if network["first_view"] != "glance":
+        left_out |= {"small_glance"}
+        plain.setdefault("glance", {})["evidence_weight"] = 0.0
+    plain["stages"] = [name for name in plain["stages"] if name not in left_out]
+
+
+def refuse_unused(
+    settings: "TrainSettings", every_stage: Sequence[str], assignments: list[str], changes: dict[str, Any]
+) -> None:
+    """Refuse a setting of a stage that does not run: it would have no effect."""
+    used = {*settings.stages, *(["aim"] if "joint" in settings.stages else [])}  # joint uses the settings of aim, too
+    used |= {"glance"} if settings.rivals == "tuned" else set()  # rivals are tuned with the settings of the glance
+    running = ", ".join(settings.plan())
+    names = [assignment.partition("=")[0].strip() for assignment in assignments]
+    for name in names:
+        stage = name.split(".")[0]
+        if stage in every_stage and stage not in used:
+            raise BadSetting(
+                f"{name} is a setting of the stage {stage}, which does not run: the stages are {running}. "
+                "Leave the setting out, or name the stage with --stages."
+            )
+    if "rounds" in {*changes, *names} and settings.rounds > 1 and not {"aim", "finetune"} & set(settings.stages):
+        raise BadSetting(
+            f"--rounds repeats the stages aim (2) and finetune (3), but the stages are {running}. Leave it out."
+        )

@@ -6,8 +6,13 @@ from typing import Literal
 from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadSetting
 from glancefocus.settings import NetworkSettings
-from glancefocus.training.setting_checks import check_aims, check_evidence, check_first_view, check_small_scenes
-from glancefocus.training.shared_encoder import check_shared_encoder
+from glancefocus.training.setting_checks import (
+    check_aims,
+    check_evidence,
+    check_first_view,
+    check_shared_encoder,
+    check_small_scenes,
+)
 from glancefocus.values import (
     BatchSize,
     Epochs,
