@@ -135,7 +135,9 @@ def read_patches(net: GlanceFocus, start: int, count: int, rng: np.random.Genera
     view, size = net.settings.view, SIZES[0]
     drawn = Drawn(size, range(start, start + count), view)
     away = torch.from_numpy(rng.uniform(-0.25, 0.25, (count, 2)) * PX)
-    centres = torch.where(drawn.centres.isnan(), torch.from_numpy(rng.uniform(0, 1, (count, 2))) * drawn.sizes, drawn.centres)
+    centres = torch.where(
+        drawn.centres.isnan(), torch.from_numpy(rng.uniform(0, 1, (count, 2))) * drawn.sizes, drawn.centres
+    )
     where = ((centres + away - PX / 2) / (drawn.sizes - PX)).clamp(0, 1).float()
     patches = drawn.scene.view(Region(net.candidates[NATIVE], where))
     encoder = net.focus_encoder
