@@ -148,7 +148,7 @@ def test_an_interrupted_file_holds_what_was_answered(
         (("-o", "/nowhere/a.json"), "gf: /nowhere/a.json cannot be written: No such file or directory."),
         (("-o", "/dev/full", "--jsonl"), "gf: /dev/full cannot be written: No space left on device."),
         (("--camera", "0"), "gf: name the pictures or folders to look at, or a --camera, and not both."),
-        (("--max-frames", "3"), "gf: --max-frames says when a --camera ends."),
+        (("--max-frames", "3"), "gf: --max-frames is for --camera only."),
     ],
 )
 def test_what_cannot_be_written_gets_a_sentence(

@@ -46,7 +46,7 @@ def test_options_become_limits() -> None:
         (["--latency-p99-ms", "nan"], "--latency-p99-ms must be a number above 0"),
         (["--max-body-mb", "0"], "--max-body-mb must be at least 1"),
         (["--token-file", "missing"], "the token in missing cannot be read: No such file or directory."),
-        (["--allow-paths", "missing"], "--allow-paths must be a folder, but missing is none."),
+        (["--allow-paths", "missing"], "--allow-paths must be a folder, but missing is not one."),
         (["--host", "256.1.1.1", "--port", "0"], "the server cannot listen on 256.1.1.1, port 0"),
     ],
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)
 BRIEF_SECONDS = 120.0
-"""About how long everything takes, unless more is asked for."""
+"""Approximate duration without --rounds and --all."""
 LIGHT_POLICY = {"head": "conv", "conv_kernel": 1, "conv_channels": 32, "units": 256}
 # The backbone's multiply-adds divided by the network's, at equal accuracy: from the paper's table of throughput, and its text for
 # MobileNetV3.
@@ -61,7 +61,7 @@ class BenchOptions:
     """A bundle, its name on the hub (hf://user/name), or a preset of `gf models`, which gets random weights."""
     data: str | None = None
     """Labelled images, as for `gf evaluate`. The thresholds are then chosen so that the network is as accurate as the backbone.
-    Default: images of noise, of which the shares in --exits stop after each look."""
+    Default: images of noise; the shares that stop after each look are then those of --exits."""
     _: KW_ONLY
     runtime: Annotated[list[str] | None, Several] = None
     """Inference backends to measure, one after the other: plain, eager, compile, onnx, openvino. Default: eager, and onnx and
@@ -71,10 +71,11 @@ class BenchOptions:
     threads: Threads | None = None
     """Number of CPU threads. Default: 1 for a batch of one image; otherwise one for each core."""
     exits: Annotated[list[Share] | None, Several] = None
-    """The share of images that stops after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: as with the thresholds of the bundle;
-    for a preset, the shares with which the paper's network of that family is as accurate as its backbone."""
+    """Without data: the share of images that stop after each look, such as 0.5,0.2,0.1,0.1,0.1. Default: the shares measured with
+    the thresholds of the bundle; for a preset, the shares with which the paper's network of that family is as accurate as its
+    backbone."""
     budget_macs: MultiplyAdds | None = None
-    """Instead of --exits: mean multiply-adds of an image. The shares then grow or shrink by one factor from look to look."""
+    """Instead of --exits: mean multiply-adds of an image. The shares then change by one constant factor from look to look."""
     backbone: Path | None = None
     """Weights of the plain backbone. Default: backbone.safetensors beside the bundle, where `gf train` puts it."""
     light_policy: Flag = False
@@ -91,10 +92,10 @@ class BenchOptions:
     """Measure everything: all installed runtimes (compile only on a GPU), with and without light weights, batches of 1, 64 and
     128, and 7 rounds."""
     device: str | None = None
-    """Where to compute, such as cpu or cuda:1. Default: the first GPU, or the CPU if there is none."""
+    """Device to compute on, such as cpu or cuda:1. Default: the first GPU, or the CPU if there is none."""
     whole_split: Flag = False
-    """With data: images per second over all images of the split, in batches of 128 (or --batch), with the time of reading left
-    out, as in the paper's table."""
+    """With data: measure images per second over all images of the split, in batches of 128 (or --batch), without the time for
+    reading files, as in the paper's table."""
     split: SplitName | None = None
     """With data: the images to measure on: train, val, test or all. Default: as for `gf evaluate`. Other images, or one half of
     these, are used to choose the thresholds."""

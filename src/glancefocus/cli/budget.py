@@ -42,27 +42,27 @@ class BudgetOptions:
     macs: MultiplyAdds | None = None
     """Largest mean cost of an image in multiply-adds, such as 2e8. Give exactly one of --macs, --ms and --curve."""
     ms: Milliseconds | None = None
-    """Largest mean time of an image in milliseconds. The looks are timed on this device in this runtime, and the times are
-    stored."""
+    """Largest mean time of an image in milliseconds. Each look is timed on this device in this runtime, and the times are stored
+    in the bundle."""
     curve: Flag = False
-    """No budget: show the thresholds for a whole range of budgets, and make the cheapest ones with the highest accuracy those of
-    the bundle."""
+    """No budget: show cost and accuracy for a whole range of budgets, and store the cheapest thresholds whose expected accuracy is
+    within 0.1 points of the best."""
     solver: Literal["direct", "geometric", "geometric-paper", "genetic"] | None = None
-    """Method that finds the thresholds. direct: search for the highest accuracy. geometric: the share of images that stop grows or
-    shrinks by one factor from look to look, as in the paper's code; geometric-paper: this share can only shrink. genetic: a
+    """Method that finds the thresholds. direct: search for the highest accuracy. geometric: the share of images that stop changes
+    by one constant factor from look to look, as in the paper's code; geometric-paper: this factor is below 1. genetic: a
     genetic algorithm, for networks with several candidate views. Default: direct; genetic with several candidate views."""
     score: Literal["confidence", "entropy", "value", "random"] | None = None
     """The score that is compared with the thresholds; images stop above them. confidence: the largest class probability. entropy:
-    1 for a certain answer, 0 for equal probabilities. value: from the critic of the policy, high where another look promises
-    little. random: a baseline. Default: the score stored in the bundle."""
+    1 for a certain answer, 0 for equal probabilities. value: computed from the critic (the part of the policy that predicts the
+    reward of further looks), high if this reward is low. random: a baseline. Default: the score stored in the bundle."""
     latency_file: Path | None = None
     """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
     glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
     batch_size, runtime."""
     on: Literal["held-out", "train"] = "held-out"
-    """Which images of DATA choose the thresholds. held-out: images that the network was not trained on (see --split). train: the
-    training images, as in the released code of the paper; answers to these are more confident than answers to new images, so new
-    images cost more than the thresholds assume. The result is measured on held-out images, if there are any."""
+    """The images of DATA that are used to choose the thresholds. held-out: images that the network was not trained on (see
+    --split). train: the training images, as in the released code of the paper; answers to these are more confident than answers to
+    new images, so new images cost more than the thresholds assume. The result is measured on held-out images, if there are any."""
     train_images: Count | None = None
     """With --on train: choose the thresholds on this many training images, augmented at random as in training. The released code of
     the paper uses 200000. Default: every training image once, as it is seen in evaluation."""
@@ -71,8 +71,8 @@ class BudgetOptions:
     are none, by cross-validation on the same images. Images that were used to train the network are recognised by their content
     and left out, except with train or all. Default: val."""
     calibrate: Flag = False
-    """Before choosing thresholds, fit one temperature per look, by which answers are divided so that confidences match accuracies,
-    and store them in the bundle. `gf train` does this already for your own images, unless you name a preset of the paper. If no
+    """Before choosing thresholds, fit one temperature per look, by which logits are divided so that confidences match accuracies,
+    and store them in the bundle. `gf train` does this already for your own images, except with a preset of the paper. If no
     other images are held out, one half of the images is used for the temperatures and thresholds, and the other half to measure
     the result."""
     batch_size: BatchSize = 1
@@ -81,7 +81,7 @@ class BudgetOptions:
     light_weights: LightWeights = False
     threads: Threads = None
     workers: Workers = 0
-    """Number of processes that read files."""
+    """Number of processes that read files; 0: the main process reads them."""
     max_bad_files: BadFiles = 10
     """Skip up to this many damaged files. Abort if there are more."""
     store: bool = True

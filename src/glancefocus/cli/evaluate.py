@@ -44,7 +44,8 @@ class EvaluateOptions:
     otherwise all. Images that were used to train the network are recognised by their content and left out, except with train or
     all."""
     latency: bool = True
-    """Also measure milliseconds, on this device in this runtime."""
+    """Also report milliseconds on this device in this runtime: those that `gf budget --ms` stored in the bundle, or else measured
+    now."""
     latency_file: Path | None = None
     """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
     glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
@@ -55,14 +56,14 @@ class EvaluateOptions:
     light_weights: LightWeights = False
     threads: Threads = None
     workers: Workers = 0
-    """Number of processes that read files."""
+    """Number of processes that read files; 0: the main process reads them."""
     max_bad_files: BadFiles = 10
     """Skip up to this many damaged files. Abort if there are more."""
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
     """The simpler alternatives (rivals) that the network is compared with, at equal cost. as-is: the backbone of the run on the
-    same images, resized to several sizes; the network's own encoders, each alone; and cascades of these. tuned: also the backbone
-    trained further at each smaller size, in the folder of the run; for each this takes about as long as the stage glance. none: no
-    comparison."""
+    same images, resized to several sizes; the network's own encoders, each alone; and cascades of these (a small size first, a
+    larger one if the confidence is low). tuned: also the backbone trained further at each smaller size, in the folder of the run;
+    for each size this takes about as long as the stage glance. none: no comparison."""
     json: Json = False
 
 
@@ -133,7 +134,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options: EvaluateOptions) -> "Verdict":
-    """The comparison with the backbone that lies beside the bundle, on the images of a record.
+    """The comparison with the backbone beside the bundle, on the images of a record.
 
     With --rivals tuned the backbone is first fine-tuned at smaller sizes, in the run of the bundle, unless that is done already.
     """
@@ -146,7 +147,7 @@ def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options:
 
     run = folder.absolute().parent
     if records.made_before is not None:
-        return no_verdict("a look record holds no images for rivals to answer. Name the data.")
+        return no_verdict("the comparison with rivals needs images, and a look record contains none. Name the data.")
     if options.rivals == "tuned":
         tune_rivals_of(run, quiet=options.json)
     weights = Weights(run / BACKBONE_FILE, tuned_files(run))

@@ -33,7 +33,7 @@ class ExportOptions:
     openvino. Needs --calibrate."""
     calibrate: str | None = None
     """With --int8: labelled images, given as DATA of `gf evaluate`. Training images (or one half, if there is only one split) run
-    through the network to find the range of values in every layer, from which the 8-bit scales follow. Test images (or the other
+    through the network to find the range of values in every layer, which sets the 8-bit scales. Test images (or the other
     half) measure how much accuracy is lost. It has nothing to do with temperatures or thresholds."""
     max_drop: Points = 1.0
     """Percentage points of accuracy that --int8 may lose, such as 1. If it loses more, nothing is written."""
@@ -49,9 +49,9 @@ class ExportOptions:
 
 
 def export(options: ExportOptions) -> None:
-    """Export a network for another runtime, with a program that does not need glancefocus.
+    """Export a network for another runtime, with a program (predict.py) that runs it without glancefocus.
 
-    The export is compared with the network before it is put in place: answers and numbers of looks must be the same.
+    The exported network is compared with the bundle before it replaces an older export: answers and numbers of looks must be equal.
 
     Example: gf export runs/signs/bundle --to onnx -o exported/signs --images signs
     """

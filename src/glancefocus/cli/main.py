@@ -209,12 +209,15 @@ Runtime = Annotated[
     Parameter(
         help="Inference backend. plain: torch, without any preparation; eager: torch, batch norms folded into convolutions; "
         "compile: torch.compile; onnx: ONNX Runtime; openvino: OpenVINO; auto: the fastest one for this network and "
-        "device, measured once and remembered. Answers are the same up to rounding. Default: torch modules as they were trained."
+        "device, measured once, then read from the cache. Answers are the same up to rounding. Default: plain, but with tensors in "
+        "channels-last order."
     ),
 ]
 
 
-Threads = Annotated[values.Threads | None, Parameter(help="Number of CPU threads.")]
+Threads = Annotated[
+    values.Threads | None, Parameter(help="Number of CPU threads. Default: that of torch, usually one for each core.")
+]
 
 
 LightWeights = Annotated[

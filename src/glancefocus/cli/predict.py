@@ -1,6 +1,6 @@
 """`gf predict`: answers for files or for the frames of a camera. Unreadable files are listed, the others are still answered.
 
-Answers are written in the order of the files, as soon as they are known. Memory does not grow with the number of files.
+Answers are written in the order of the files, as soon as they are computed. Memory does not grow with the number of files.
 """
 
 import sys
@@ -65,32 +65,32 @@ class PredictOptions:
     this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several candidate views needs one
     number for each view, look by look."""
     budget_macs: MultiplyAdds | None = None
-    """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve that `gf
-    train` and `gf budget` store in the bundle."""
+    """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve (thresholds
+    for a range of budgets) that `gf train` and `gf budget` store in the bundle."""
     budget_ms: Milliseconds | None = None
-    """Target for the mean time of a picture in milliseconds. Run `gf budget --ms` on this device first, which measures the
-    looks."""
+    """Target for the mean time of a picture in milliseconds. Needs the time of each look on this device: run `gf budget --ms`
+    first, which measures and stores it."""
     deadline_ms: Milliseconds | None = None
-    """Time limit for each batch of pictures. No look is started that would exceed it; the last finished look answers. The glance
-    is always taken."""
+    """Time limit for each batch of pictures. No look is started that would exceed it; the answer is that of the last finished
+    look. The glance is always taken. Default: no limit."""
     topk: Count = 1
     """Number of most likely classes to list."""
     draw: Path | None = None
-    """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames. If the folder that holds the
-    picture has the name of a class, boxes of right and wrong answers have different colours. Of a large picture: an overview with
-    the looks, and each look as a picture of its own."""
+    """Write every picture to this folder, with the looks drawn on it; for a clip, four of its frames; for a large picture, an
+    overview with the looks, and each look as a separate picture. If the folder that holds the picture has the name of a class,
+    boxes of right and wrong answers have different colours."""
     batch_size: BatchSize = 32
     """Number of pictures processed together; fewer if they are large."""
     merge_batches: bool | None = None
     """Pool the undecided pictures of several batches, so that batches stay full. The answers do not change (with --light-weights a
     few may). Default: on if there are several batches and no --deadline-ms."""
     max_pixels: MaxPixels | None = None
-    """Skip pictures with more pixels than this, and report them. Default: 179 million, and 17 billion for pyramids, of which only
-    the parts that are looked at are decoded."""
+    """Skip pictures with more pixels than this, and report them. Default: 179 million; 17 billion for pyramids (files with the
+    picture in several sizes, cut into tiles), of which only the parts that are looked at are decoded."""
     camera: str | None = None
     """Instead of files: the number of a camera (0 is the first), an address such as rtsp://..., or a video file, whose frames are
-    classified one by one. If frames of a camera or an address arrive faster than that, only the latest one is used. Press Ctrl-C
-    to stop."""
+    classified one by one. If a camera or an address sends frames faster than they are classified, only the latest one is used.
+    Press Ctrl-C to stop."""
     max_frames: Count | None = None
     """With --camera: stop after this many answers."""
     runtime: Runtime = None
@@ -115,12 +115,12 @@ class PredictOptions:
         if bool(self.files) == (self.camera is not None):
             raise BadSetting("name the pictures or folders to look at, or a --camera, and not both.")
         if self.max_frames is not None and self.camera is None:
-            raise BadSetting("--max-frames says when a --camera ends. Leave it out, or name a camera.")
+            raise BadSetting("--max-frames is for --camera only. Leave it out, or name a camera.")
         chosen_form(self.forms, self.output)
 
     @property
     def forms(self) -> dict[str, bool]:
-        """The formats for programs, and whether each was asked for."""
+        """The formats for programs, and whether each was requested."""
         return {"json": self.json, "jsonl": self.jsonl, "csv": self.csv}
 
     def stopping(self, patch_sizes: int) -> dict[str, Any]:
@@ -139,9 +139,9 @@ class PredictOptions:
 def predict(options: PredictOptions) -> int:
     """Classify pictures or clips, and show the number of looks, where they were, and what they cost.
 
-    Looks stop at the thresholds that `gf train` and `gf budget` store in the bundle, unless you give one of --looks, --thresholds,
-    --budget-macs and --budget-ms. In place of a bundle you can name a server, which `gf serve` has started: http://host:8000, or
-    http://host:8000#name for one of several bundles.
+    Each picture is looked at until its score is above a threshold. The thresholds are those that `gf train` or `gf budget` stored
+    in the bundle, unless you give one of --looks, --thresholds, --budget-macs and --budget-ms. Instead of a bundle you can give
+    the address of a server that `gf serve` has started: http://host:8000, or http://host:8000#name for one of several bundles.
 
     Example: gf predict runs/signs/bundle photo.jpg folder/ --draw drawings
 

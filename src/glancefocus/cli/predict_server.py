@@ -15,7 +15,7 @@ _LOCAL_ONLY = ("budget_ms", "draw", "max_pixels", "camera", "runtime", "light_we
 
 
 def open_server(address: str, options: Any) -> tuple["Client", str]:
-    """The client for an address, and the name after its #, the bundle that is meant; "": the first one."""
+    """The client for an address, and the name of the bundle after its #; "": the first one."""
     from glancefocus.serving.client import Client
 
     for name in _LOCAL_ONLY:
@@ -30,7 +30,7 @@ def open_server(address: str, options: Any) -> tuple["Client", str]:
 class ServerBundle:
     """A bundle on a server.
 
-    info  what the server says about the bundle; see GET /info
+    info  the description of the bundle by the server; see GET /info
     """
 
     def __init__(self, client: "Client", name: str) -> None:

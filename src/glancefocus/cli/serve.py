@@ -24,41 +24,43 @@ class ServeOptions:
     """Options of `gf serve`."""
 
     bundles: list[str]
-    """A bundle: the folder of a trained network, or hf://user/name. Several ones need names: cats=runs/cats/bundle
-    signs=runs/signs/bundle; requests choose one by its name, and the first one answers requests that name none."""
+    """A bundle: the folder of a trained network, or hf://user/name. Several bundles need names: cats=runs/cats/bundle
+    signs=runs/signs/bundle. A request selects a bundle by its name; without a name, the first one is used."""
     _: KW_ONLY
     host: str = "127.0.0.1"
-    """Address to listen on. The default answers this machine only; 0.0.0.0 answers every machine that can reach this one."""
+    """Address to listen on. The default accepts requests from this machine only; 0.0.0.0 accepts them from every machine that can
+    reach this one."""
     port: Port = 8000
     """Port to listen on; 0: any free one."""
     token_file: Path | None = None
-    """File with a token. Requests must send it as Authorization: Bearer TOKEN. Default: the variable GLANCEFOCUS_TOKEN, if it is
-    set, otherwise no token is needed."""
+    """File with a token. Requests must send it as Authorization: Bearer TOKEN. Default: the token in the environment variable
+    GLANCEFOCUS_TOKEN; if it is not set, no token is needed."""
     latency_p99_ms: Milliseconds | None = None
-    """Turn the budget controller on: under load it takes cheaper thresholds from the bundle's curve, so that 99 of 100 pictures
-    are answered within this time. If the cheapest thresholds are too slow, requests are refused (503)."""
+    """Latency limit for 99 of 100 pictures, in milliseconds. It turns the budget controller on: under load it switches to cheaper
+    thresholds of the bundle's curve. If even the cheapest ones are too slow, requests are refused (status 503). Default: no
+    controller; the thresholds do not depend on the load."""
     budget_macs: MultiplyAdds | None = None
-    """Mean multiply-adds of a picture, for requests that name neither a budget nor thresholds. With --latency-p99-ms it is the most
-    that is spent. Default: the thresholds that are stored in the bundle."""
+    """Mean multiply-adds of a picture, for requests without budget_macs, thresholds or looks. With --latency-p99-ms: the budget
+    without load, which the controller lowers. Default: the thresholds that are stored in the bundle."""
     batching: Literal["look", "request"] = "look"
-    """look: pictures of all requests share every look, and each is answered as soon as it stops. request: a batch of pictures is
-    finished before the next one begins (for comparison)."""
+    """look: each look is computed for a batch of pictures from all requests, and a picture is answered as soon as it stops.
+    request: a batch of pictures is finished before the next one begins (for comparison)."""
     full_batch: BatchSize = 32
-    """Pictures that take a look together, at most."""
+    """Largest number of pictures in a batch."""
     decoders: Processes | None = None
-    """Processes that decode pictures. Default: one for each CPU core, at most 4."""
+    """Number of processes that decode pictures. Default: one for each CPU core, at most 4."""
     allow_paths: Path | None = None
-    """A folder: requests in JSON may name pictures in it by their path. Default: paths are refused."""
+    """A folder on this machine: requests in JSON may give the path of a picture in it. Default: paths are refused."""
     max_body_mb: Mebibytes = 32
-    """Refuse requests with more mebibytes."""
+    """Refuse requests with more mebibytes than this (status 413)."""
     max_pictures: Count = 64
-    """Refuse requests with more pictures."""
+    """Refuse requests with more pictures than this (status 413)."""
     max_pixels: MaxPixels = 50_000_000
-    """Refuse pictures with more pixels."""
+    """Refuse pictures with more pixels than this (status 422)."""
     max_requests: Count = 256
-    """Requests at the same time; more are refused (503)."""
+    """Largest number of requests at the same time; more are refused (status 503)."""
     max_waiting: Count = 1024
-    """Pictures that wait for their answer; more are refused (503)."""
+    """Largest number of pictures, per bundle, that wait for their answer; more are refused (status 503)."""
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None
@@ -99,7 +101,7 @@ class ServeOptions:
         }
 
     def settings(self) -> "ServiceSettings":
-        """As the service takes them."""
+        """The settings of the service."""
         from glancefocus.serving.requests import Limits
         from glancefocus.serving.service import ServiceSettings
 
@@ -120,11 +122,11 @@ class ServeOptions:
 
 
 def serve(options: ServeOptions) -> None:
-    """Answer over HTTP: POST /predict takes pictures, / is a page to try it, /openapi.json describes everything.
+    """Start an HTTP server: POST /predict classifies pictures, / is a page to try it, /openapi.json describes the API.
 
-    Pictures of many requests share every look. A picture is answered as soon as its score is above a threshold, and the others take
-    their next look together with pictures of other requests. Ctrl-C and SIGTERM stop the server after everything that was accepted
-    is answered; SIGHUP loads the bundles again.
+    Each look is computed for a batch of pictures from all requests. A picture is answered as soon as its score is above a
+    threshold; the others take their next look in a later batch. After Ctrl-C or SIGTERM the server answers the requests that it has
+    accepted, then exits. SIGHUP loads the bundles again.
 
     Example: gf serve runs/signs/bundle
 
@@ -137,7 +139,7 @@ def serve(options: ServeOptions) -> None:
         raise MissingExtra((error.name or "fastapi").partition(".")[0], "serve") from None
     token, folder = _token(options.token_file), options.allow_paths
     if folder is not None and not folder.is_dir():
-        raise BadSetting(f"--allow-paths must be a folder, but {folder} is none.")
+        raise BadSetting(f"--allow-paths must be a folder, but {folder} is not one.")
     app = make_app(Service(options.loaders(), options.settings()), token=token, folder=folder)
     with open_port(options.host, options.port) as listening:
         host, port = listening.getsockname()[:2]

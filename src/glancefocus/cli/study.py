@@ -26,20 +26,21 @@ class StudyOptions:
     name: str | None = None
     """Name of the study. Without a name, all studies are listed."""
     data: str | None = None
-    """The data set, as for `gf train`. Default: the built-in one of the study (signs or gestures)."""
+    """The data set, as for `gf train`. Default: the built-in one of the study (signs or gestures); --scale paper has no default,
+    and works without data only for --plan."""
     _: KW_ONLY
     scale: Literal["tiny", "paper"] | None = None
     """tiny: small networks on a built-in data set, minutes on two cores. paper: the networks and settings of the paper, which need
     its data and GPUs. Default: tiny for built-in data, otherwise paper."""
     output: Annotated[Path, OutputName] = Path("studies")
-    """Folder of all studies. Trained networks are in its folder runs, and are shared by all studies."""
+    """Folder of all studies. Trained networks are in its subfolder runs, and are shared by all studies."""
     seeds: Count | None = None
-    """Number of seeds. Tables have the mean and the standard deviation over them. Default: that of the study."""
+    """Number of seeds. Tables show the mean and the standard deviation over them. Default: 1 to 3, depending on the study."""
     plan: Flag = False
     """Print what would be trained, with multiply-adds, disk space and an estimate of the hours on this machine. Trains nothing."""
     weights: str = "pretrained"
-    """Scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none": they are trained from
-    random initialisation first."""
+    """With --scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none" (the backbones
+    are first trained from random initialisation). With --scale tiny they are always trained."""
     latency_file: Path | None = None
     """For the study phone: milliseconds that were measured elsewhere, as for `gf budget`; a file, or with several networks a folder
     with one file for each, such as resnet50-96.json. Default: they are measured here, on one thread."""
@@ -65,7 +66,7 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
         _print_list([(each.name, each.title, each.shows) for each in STUDIES.values()], as_json=options.json)
         return
     named = study_named(options.name)
-    # Only now what takes seconds to import: a misspelt name is answered at once.
+    # Imported only now, because it takes seconds: a misspelt name is reported immediately.
     from glancefocus.studies.order import Order, page_of_study, plan_study, run_study
     from glancefocus.studies.results import plain, remarks_of, terminal_tables
 

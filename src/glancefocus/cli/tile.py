@@ -13,7 +13,7 @@ from glancefocus.progress import Progress
 from glancefocus.values import MaxPixels
 
 MAX_PIXELS = 1 << 32
-"""More than the limit of `gf predict`, because who makes tiles of a file knows that it is large."""
+"""Higher than the limit of `gf predict`: tiles are made for files that are expected to be large."""
 
 
 @command_options
@@ -22,10 +22,11 @@ class TileOptions:
     """Options of `gf tile`."""
 
     files: list[str]
-    """Image files. Pyramids (OME-TIFF, SVS, cloud-optimised TIFF, DeepZoom) need no tiles and are left as they are."""
+    """Image files. Files that are pyramids already (OME-TIFF, SVS, cloud-optimised TIFF, DeepZoom) need no tiles and are
+    skipped."""
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
-    """Write the tiles of one file here, as a pyramid in a TIFF, instead of into the cache folder."""
+    """Write the tiles of one picture to this TIFF file. Default: a file in the cache folder."""
     max_pixels: MaxPixels = MAX_PIXELS
     """Refuse pictures with more pixels than this, before they are decoded."""
     json: Json = False
@@ -38,9 +39,10 @@ class TileOptions:
 def tile(options: TileOptions) -> None:
     """Make tiles of pictures that cannot be read part by part, so that later looks at them are fast and take little memory.
 
-    They are kept in the cache folder, where `gf predict` finds them. All tiles there take at most 20 GB, or as many gigabytes as
-    the environment variable GLANCEFOCUS_TILES_GB says; those that were not used for longest are removed first. If a file changes,
-    its tiles are made again. `gf predict` makes tiles by itself of pictures with more than 67 million pixels that need them.
+    The tiles of a picture are a TIFF file with the picture in several sizes (a pyramid). It is kept in the cache folder, where
+    `gf predict` finds it. All tiles there take at most 20 GB; the environment variable GLANCEFOCUS_TILES_GB changes this limit. The
+    least recently used tiles are removed first. If a picture changes, its tiles are made again. `gf predict` makes missing tiles
+    itself, for pictures with more than 67 million pixels that need them.
 
     Example: gf tile scan.png
 

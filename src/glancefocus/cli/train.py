@@ -60,8 +60,8 @@ class TrainOptions:
     thorough: Flag = False
     """Train every stage for three times the epochs."""
     preset: str | None = None
-    """A network with a name; the command `gf models` lists them. Presets of the paper are trained with the recipe of the paper,
-    which is meant for ImageNet and GPUs."""
+    """Name of a preset (ready-made network settings); `gf models` lists them. Presets of the paper are trained with the recipe of
+    the paper, which is meant for ImageNet and GPUs."""
     backbone: str | None = None
     """Any timm backbone, instead of a preset. Default: tf_efficientnet_lite0; for a built-in data set, that of its own preset."""
     weights: str | None = None
@@ -89,15 +89,16 @@ class TrainOptions:
     """Side of the glance (the whole image, resized) in pixels. Default: chosen to fit the data, or that of the preset; see the
     plan."""
     focus: Annotated[list[str] | None, Several] = None
-    """The views that a focus look may have, ordered by their size in pixels. With several, each look has one of them, which
-    thresholds on the confidence choose; they are found at the end of the run. 96: a patch of 96 px at the resolution of
+    """The candidate views of a focus look, the one with the fewest pixels first. With several, thresholds on the confidence, found
+    at the end of the run, choose one of them for each look. 96: a patch of 96 px at the resolution of
     --source-px. 0.5@112: a square of half of the image's shorter side, resized to 112 px. 200px@96: a square of 200 px, resized to
     96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112 whole@160. Default: chosen to fit the
     data, or those of the preset; see the plan."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
     """The same as --focus for patches at full resolution only: their sides in pixels, such as --patch-px 32 48 64."""
     looks: Looks | None = None
-    """Largest number of looks at an image: the glance and the focus looks together. Default: 3 for your own data."""
+    """Largest number of looks at an image: the glance and the focus looks together. Default: 3 for your own data; otherwise
+    that of the preset."""
     frames: Frames | None = None
     """Needed for clips (video files, or folders of frames), unless a preset is for clips: the number of evenly spaced frames that
     the network sees of each clip."""
@@ -106,9 +107,9 @@ class TrainOptions:
     --width-px with this number. In a larger image a patch shows more detail. Glance and focus views grow with it, unless
     --glance-px and --focus are given. Default: 224; less for small images."""
     height_px: Pixels | None = None
-    """Height to which images are resized before patches are cut out."""
+    """Height to which images are resized before patches are cut out. Default: as for --source-px."""
     width_px: Pixels | None = None
-    """Width to which images are resized before patches are cut out."""
+    """Width to which images are resized before patches are cut out. Default: as for --source-px."""
     fit: Literal["crop", "stretch", "whole"] | None = None
     """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without keeping
     the proportions. whole: do not resize, every image keeps its size; --source-px, --height-px and --width-px are then used only
@@ -119,26 +120,27 @@ class TrainOptions:
     crop: PositiveShare | None = None
     """Augmentation by random crops: the smallest fraction of the image's area that a crop keeps, above 0 and up to 1; 1 turns it
     off. Give a larger value, such as 0.6, if a small crop often misses the object. Only training images are cropped, never those
-    of validation or prediction. For clips, 1 turns off their own crops, and other values have no effect. Default: 0.35 for your
-    own images."""
+    of validation or prediction. Clips are cropped as in TSM; 1 turns that off, other values have no effect on clips. Default:
+    0.35 for your own images."""
     shift_px: Shift | None = None
     """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels.
     Default: 0 for your own data."""
     in_memory: bool | None = None
-    """Read and resize all images once, and keep them in main memory. Default: on if they need at most 1 GiB."""
+    """Read and resize all images once and keep them in main memory, however large; this turns random crops off. Without this option
+    they are also kept in memory, with random crops, if they need at most 1 GiB; --set data.hold_mib=0 turns that off."""
     check_files: bool | None = None
     """Decode every file before training, to find damaged ones early. --no-check-files saves this time; then the first damaged file
-    stops the run when it is used, also with --max-bad-files. Default: on."""
+    stops the run when it is used, even with --max-bad-files. Default: on."""
     max_bad_files: BadFiles | None = None
     """Skip up to this many damaged files, and list them; abort if there are more. Default: 10."""
     scenes: tuple[Scenes, Scenes, Scenes] | None = None
     """For a built-in data set: number of scenes (images or clips) to draw for training, validation and test, such as --scenes 2000
-    400 400."""
+    400 400. Default: those of the recipe, such as 5000 500 1000 for signs and 2500 300 1000 for gestures."""
     batch_size: TrainBatchSize | None = None
     """Images (or clips) in one optimiser step, over all processes. Default: chosen to fit the data, or that of the preset; see the
     plan."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    """Mixed precision with bf16 or fp16; no: float32 only. Default: no."""
+    """bf16, fp16: mixed precision. no: float32 only. Default: no."""
     accumulation: BatchSize | None = None
     """Compute each batch in this many parts, one after the other, to save memory (gradient accumulation). Default: as few as
     fit."""
@@ -156,7 +158,7 @@ class TrainOptions:
     """The rivals (baselines) that the network is compared with at the end of the run, at an equal number of multiply-adds per
     image. as-is: the run's backbone on validation images resized to several sizes, without further training; the network's own
     encoders, each alone; and cascades of these (a small size first, a larger one if the confidence is low). tuned: also the
-    backbone trained further at each smaller size, which takes about as long as the stage glance for each. none: no comparison.
+    backbone trained further at each smaller size, which for each size takes about as long as the stage glance. none: no comparison.
     Default: as-is."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """Any other setting, as name=value; may be repeated. Epochs and learning rates are set here: --set glance.epochs=10 --set
