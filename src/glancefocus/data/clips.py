@@ -43,7 +43,7 @@ class Clip(Generic[Kept]):
     """What `keep` returned for each chosen frame, in order; see read_clip.
 
     count  number of frames in the file or folder
-    notes  remarks: cut off, gaps, fewer frames than asked for
+    notes  remarks: cut off, gaps, fewer frames than requested
     """
 
     frames: list[Kept]
@@ -54,7 +54,7 @@ class Clip(Generic[Kept]):
 def frame_indexes(count: int, frames: int, seed: int | None = None) -> list[int]:
     """Which of `count` frames to take: the middle of each of `frames` equal parts, or with a seed a random one of each part.
 
-    TSM samples in the same way for testing and training. If there are fewer frames than asked for, the last one is repeated.
+    TSM samples in the same way for testing and training. If there are fewer frames than requested, the last one is repeated.
     """
     if count < frames:
         return [*range(count), *[count - 1] * (frames - count)]

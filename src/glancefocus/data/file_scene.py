@@ -29,7 +29,7 @@ FloatBox = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels, which may lie between pixels."""
 
 OVERSAMPLING = 2.0
-"""A part is read with at least this many pixels for each one that is asked for, then resized. With fewer, the answers would be
+"""A part is read with at least this many pixels for each requested pixel, then resized. With fewer, the answers would be
 further from those of the whole picture in memory."""
 _ROUNDING = 1e-6  # a box that is this close to whole pixels is meant to lie on them
 _WAYS = Image.Transpose
@@ -206,7 +206,7 @@ class FileImage:
     interpolation  by which the picture would be resized to the image
     device         of the pixels that a look gets
     glances        pixels of views of the whole image that were read ahead
-    problems       what was wrong with parts that could not be read; a look sees black there
+    problems       what was wrong with parts that could not be read; these parts are black
     """
 
     picture: FilePicture

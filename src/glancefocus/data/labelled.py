@@ -54,8 +54,8 @@ class JoinedSplit:
             found = list(self._of_parts(indexes, seed, workers))
             images, labels = torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
             part_by_part = torch.tensor(sorted(range(len(indexes)), key=lambda place: self._part(indexes[place])))
-            asked = part_by_part.argsort()
-            yield images[asked], labels[asked]
+            as_requested = part_by_part.argsort()
+            yield images[as_requested], labels[as_requested]
 
     def _part(self, index: int) -> int:
         return bisect_right(self._ends, index)
@@ -73,7 +73,7 @@ IMAGENET_CLASSES = 1000
 
 
 def class_numbers(classes: Sequence[str], wanted: Iterable[str]) -> dict[str, int]:
-    """{name: number} of the wanted names that are classes of the network; ImageNet's classes are known by all their names."""
+    """{name: number} of the wanted names that are classes of the network; ImageNet's classes are found by any of their names."""
     own = {name: number for number, name in enumerate(classes)}
     wanted = set(wanted)
     if wanted <= own.keys() or not are_imagenet(classes):

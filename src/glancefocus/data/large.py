@@ -38,7 +38,7 @@ Seen = TypeVar("Seen")
 
 
 class Header(NamedTuple):
-    """What the beginning of a file says.
+    """The header of a file.
 
     format_name  as Pillow calls it
     size         width and height; of a JPEG as it is stored

@@ -4,8 +4,8 @@
 - TIFF, read by libvips (the extra `large`): OME-TIFF, SVS, cloud-optimised TIFF and our own tiles.
 - DeepZoom: a small description (.dzi) beside a folder of tiles, which are ordinary small pictures.
 
-libvips is used only where it is needed, and with loaders that are named: by itself it would open a file with whatever program it
-knows. A process that was forked after libvips was used would hang in it; processes are started with spawn in this project.
+libvips is used only where it is needed, and with named loaders: otherwise it would try all of its loaders on a
+file. A process that was forked after libvips was used would hang in it; processes are started with spawn in this project.
 """
 
 import functools
@@ -287,7 +287,7 @@ def _with_smaller(sizes: list[Size]) -> Iterator[Size]:
 
 
 def reason(error: Exception) -> str:
-    """What libvips says is wrong, in one line."""
+    """The error message of libvips, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
@@ -313,7 +313,7 @@ class DeepZoomLevels:
         height = _attribute(words, "Height", 1, _MOST_SIDE_PX, name)
         self._format = words.get("Format", "")
         if not _WORD.fullmatch(self._format):
-            raise BadImage(f"{name} does not say in which format its tiles are. Save it again.")
+            raise BadImage(f"{name} does not contain the format of its tiles. Save it again.")
         self._top = (max(width, height) - 1).bit_length()  # its largest level, which counts halvings down to 1 px
         shrinks = [1 << step for step in range(self._top + 1)]
         self.sizes: tuple[Size, ...] = tuple((-(-width // shrink), -(-height // shrink)) for shrink in shrinks)

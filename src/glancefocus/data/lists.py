@@ -369,7 +369,7 @@ def _json(file: Path) -> Any:
 
 
 def _lines(file: Path, what: str, delimiter: str) -> list[list[str]]:
-    """The cells of each line of a file; `what` says for errors what the file should be."""
+    """The cells of each line of a file; `what` names the expected kind of file in errors."""
     try:
         with io.TextIOWrapper(open_file(file), newline="", encoding="utf-8-sig") as stream:
             return [[cell.strip() for cell in line] for line in csv.reader(stream, delimiter=delimiter)]

@@ -183,7 +183,7 @@ class SplitRecord:
 
     @functools.cached_property
     def _known(self) -> _Known:
-        # The same content may be in several splits; the last in this order counts, so that a training image is always known as one.
+        # The same content may be in several splits; the last in this order counts, so that a training image is always recognised.
         order = {name: number for number, name in enumerate(("test", CHOOSING, "val", "train"))}
         sizes: set[int] = set()
         split_of: dict[str, str] = {}
@@ -346,7 +346,7 @@ def without_copies(
     """The rows without held-out copies of training images, and sentences about them.
 
     trained_before  hashes of images that trained the network in an earlier run
-    If nothing of a split would be left, the copies stay, and the sentence says so.
+    If nothing of a split would be left, the copies stay, and a sentence reports it.
     """
     trained = trained_before | {_digest(contents.get(file)) for split, file, _ in rows if split == "train"} - {None}
     sentences = []

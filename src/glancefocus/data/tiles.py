@@ -1,7 +1,7 @@
-"""Tiles of pictures that cannot be read part by part: made once, as a pyramid in a TIFF, in the cache folder or where a user says.
+"""Tiles of pictures that cannot be read part by part: made once, as a pyramid in a TIFF, in the cache or a file of the user's choice.
 
 A PNG, a JPEG of hundreds of megapixels or a TIFF without tiles has to be decoded from its beginning for every part of it. libvips
-does that once, row by row, in little memory. The tiles in the cache have a limit; those that were not used for longest go first.
+does that once, row by row, in little memory. Tiles in the cache have a limit; the least recently used are removed first.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class Tiler:
     def _make_in_cache(self) -> None:
         folder, limit = _folder(), limit_bytes()
         file = file_of(self.source)
-        with lock(file.with_suffix(".lock"), wait=True):  # if several processes want the same tiles, one makes them
+        with lock(file.with_suffix(".lock"), wait=True):  # if several processes need the same tiles, one makes them
             if file.exists():
                 return
             remove_unfinished(folder, file.name)
@@ -161,7 +161,7 @@ def kept_tiles(source: str | Path | bytes, name: str) -> VipsLevels | None:
 
 
 def limit_bytes() -> int:
-    """How much all tiles in the cache may take."""
+    """Largest size of all tiles in the cache."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         gigabytes = float(text) if text else _LIMIT_GB
@@ -173,7 +173,7 @@ def limit_bytes() -> int:
 
 
 def forget_oldest(folder: Path, limit: int, keep: Path) -> None:
-    """Remove the tiles that were not used for longest until the others take no more than the limit."""
+    """Remove the least recently used tiles until the others take no more than the limit."""
     files = sorted(folder.glob("*.tif"), key=lambda file: file.stat().st_atime)
     taken = sum(file.stat().st_size for file in files)
     for file in files:

@@ -1,4 +1,4 @@
-"""Training images as training sees them, for choosing thresholds on them (released code of the paper)."""
+"""Training images, augmented as in training, for choosing thresholds on them (released code of the paper)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The world `signs` in any size, drawn on demand: only the regions that are looked at are drawn, at the scale that is asked for.
+"""The world `signs` in any size, drawn on demand: only the regions that are looked at are drawn, at the scale that a look needs.
 
 A scene is laid out once as a list of shapes, by the same program that draws the small scenes. A region of it is drawn from the
 shapes that touch it. A scene is a pyramid like that of a file, so `FilePicture`, `FileImage` and `FileScene` work with it.

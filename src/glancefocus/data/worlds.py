@@ -199,7 +199,7 @@ def kept_scenes(scenes: Iterable[Scene], shapes: Shapes, about: Drawn, cache: Ca
 
 def _kept_in(cache: Path, scenes: Iterable[Scene], shapes: Shapes, about: Drawn) -> dict[str, Tensor]:
     folder = cache / f"{about.world}-{about.split}-{fingerprint(asdict(about))[:16]}"
-    with lock(folder.with_suffix(".lock"), wait=True):  # if several processes want the same scenes, one draws them
+    with lock(folder.with_suffix(".lock"), wait=True):  # if several processes need the same scenes, one draws them
         tensors = _open(folder, shapes)
         if tensors is None:
             _refuse_to_fill(cache, shapes, about.world)

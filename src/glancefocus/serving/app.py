@@ -123,7 +123,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     async def not_found(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         sentence = {
-            404: f"there is nothing at this address. Known are {', '.join(openapi.PATHS)}.",
+            404: f"there is nothing at this address. The addresses are {', '.join(openapi.PATHS)}.",
             405: "this address does not take this method. See /openapi.json.",
         }.get(error.status_code, str(error.detail))
         response = _error(error.status_code, sentence)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx2
 
 OPTIONS = ("bundle", "topk", "budget_macs", "deadline_ms", "thresholds", "looks", "steps")
-"""What a request may ask for beside its pictures."""
+"""Options of a request, beside its pictures."""
 _MOST_BYTES = 1 << 30
 _LONGEST_WAIT_S = 30.0
 _RETRIED = (408, 429, 502, 503, 504)

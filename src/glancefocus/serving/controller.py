@@ -1,6 +1,6 @@
 """The budget controller: under load it moves along the bundle's curve to cheaper thresholds, and back when the load falls.
 
-It knows no threads, no HTTP and no network: it is given latencies and queue lengths, and says which thresholds are in force.
+It contains no threads, no HTTP and no network: its inputs are latencies and queue lengths, its output the thresholds in force.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def default_stopping(bundle: Bundle, budget_macs: float | None = None) -> Stoppi
 
 
 def _budget_of_own(bundle: Bundle) -> float | None:
-    """What the bundle's own thresholds cost on average, where its curve says so."""
+    """Mean cost of the bundle's own thresholds; None if its curve does not contain them."""
     if bundle.thresholds is None:
         return float(max(bundle.costs.macs_of_tree()))
     own = frozen(bundle.thresholds)
@@ -85,7 +85,7 @@ class Throughput:
         self.seconds = kept * self.seconds + seconds
 
     def seconds_for(self, pictures: int) -> float:
-        """How long these pictures would take; 0 as long as nothing is known."""
+        """How long these pictures would take; 0 before anything was measured."""
         return pictures * self.seconds / self.pictures if self.pictures > 0.5 else 0.0
 
 

@@ -117,7 +117,7 @@ class Decoders:
 
     async def decode(self, source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
         """See decode. Raises BadImage."""
-        # When one process dies, the pool fails for all pictures; those that were not to blame must not suffer from it.
+        # When one process dies, the pool fails for all pictures in it, so each of them is tried again.
         for _ in range(ATTEMPTS):
             with contextlib.suppress(BrokenProcessPool):
                 decoded: Decoded = await self._run(decode, source, name, settings, max_pixels, self.timeout_s)
@@ -150,7 +150,7 @@ class Decoders:
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """End a pool without waiting: its processes hold nothing that must be saved, and ignore polite signals."""
+    """End a pool without waiting: its processes hold nothing that must be saved, and ignore SIGINT and SIGTERM."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=False)
     for process in processes:

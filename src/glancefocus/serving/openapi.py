@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond the addresses: the forms of requests and answers, with examples."""
+"""The content of /openapi.json beyond the addresses: the forms of requests and answers, with examples."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ _OPTION_SCHEMAS: dict[str, tuple[Schema, str]] = {
     ),
     "deadline_ms": (
         {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
-        "When this time is up, the last look answers. The glance is always taken.",
+        "Time limit from the arrival of the request; then the last finished look gives the answer. The glance is always taken.",
     ),
     "thresholds": (
         {"type": "array", "items": {"type": "number"}},
@@ -152,13 +152,13 @@ def _refused(*statuses: int) -> dict[int | str, Schema]:
 
 _REASONS = {
     401: "The token is missing or wrong.",
-    403: "This server does not do that.",
+    403: "This is not allowed on this server.",
     404: "There is no bundle of this name.",
     408: "The request was not received in time.",
     413: "The request is too large, or has too many pictures.",
-    415: "The content type is not known.",
+    415: "The content type is not supported.",
     422: "An option is wrong, or no picture can be read.",
-    503: "The server is loading, stopping or busy. Retry-After says when to try again.",
+    503: "The server is loading, stopping or busy. Retry-After has the seconds to wait before the next try.",
 }
 PREDICT_RESPONSES: dict[int | str, Schema] = {
     200: {

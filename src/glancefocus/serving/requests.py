@@ -69,12 +69,12 @@ class Upload:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for.
+    """The pictures and options of a request.
 
     bundle       name of the bundle; None: the first one
     topk         number of likeliest classes to list
     budget_macs, thresholds, looks  when to stop, at most one of them; see Bundle.exit_rule
-    deadline_ms  from the arrival of the request; when time is up, the last look answers
+    deadline_ms  from the arrival of the request; when time is up, the answer is that of the last finished look
     steps        also send the answer after each look
     """
 
@@ -135,7 +135,7 @@ async def read_request(
         raise Refused(
             415,
             "content type",
-            f"the content type {shortened(kind)!r} is not known. Send multipart/form-data with files, application/json, "
+            f"the content type {shortened(kind)!r} is not supported. Send multipart/form-data with files, application/json, "
             "or the bytes of one picture as image/jpeg, image/png, ... or application/octet-stream.",
         )
     if not asked.uploads:
@@ -187,7 +187,7 @@ def _read_json(asked: Asked, body: bytes, limits: Limits, folder: Path | None) -
     try:
         fields = Fields(parse_json(body))
     except BadSetting as error:
-        raise BadSetting(f"the body must be a table in JSON, but {error}") from None
+        raise BadSetting(f"the body must be a JSON object, but {error}") from None
     fields.refuse_others(("images", *OPTIONS))
     images = fields.value("images")
     if not isinstance(images, list):

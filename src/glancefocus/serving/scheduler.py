@@ -1,8 +1,8 @@
 """Continuous batching, look by look: pictures of many requests share every look, and leave as soon as they are decided.
 
 The loop is that of loop.py, pooled as in stream.py. Here rows leave in any order, every row may have thresholds and a deadline of
-its own, and `step` computes one look: the one whose waiting rows are worth most. Which rows are computed together never changes
-their answers. There are no threads here: service.py calls `step` in a thread.
+its own, and `step` computes one look: that of the pool with the highest priority (`Pool.worth`). Which rows are computed together
+never changes their answers. There are no threads here: service.py calls `step` in a thread.
 """
 
 import time
@@ -30,7 +30,7 @@ PATIENCE_MS = 100.0
 _FIXED_ROWS = (
     8  # what a look costs beside its rows; between that of a small network on a CPU (below 1) and of a GPU (tens)
 )
-_NEW_S = 0.001  # so that rows that came just now are worth something
+_NEW_S = 0.001  # so that the priority of rows that arrived just now is above 0
 NOT_GLANCED = 0
 """Number of looks of pictures that have not been glanced at."""
 
@@ -73,7 +73,7 @@ class Job:
             self.image_px = (int(self.viewed.image.shape[-2]), int(self.viewed.image.shape[-1]))
 
     def since(self, patience_s: float) -> float:
-        """When it came; earlier by as much as its deadline is shorter than the usual patience."""
+        """When it came; moved earlier by the amount by which its deadline is shorter than the usual patience."""
         return self.came if self.deadline is None else min(self.came, self.deadline.ends_at - patience_s)
 
 
@@ -100,8 +100,8 @@ class Pool:
     """Rows that could be computed next.
 
     number  of looks that they have taken
-    rows    how many they are, at most a full batch
-    since   when they came, on average
+    rows    number of rows, at most a full batch
+    since   mean time of their arrival
     """
 
     number: int
@@ -109,7 +109,7 @@ class Pool:
     since: float
 
     def worth(self, now: float) -> float:
-        """How long they have waited together, divided by the time that the look takes, in units of a row of it.
+        """The priority: their summed waiting time, divided by the time of the look in units of one row.
 
         Older rows come first, and so do fuller batches, because a look of few rows takes almost as long as one of more.
         """
@@ -191,8 +191,8 @@ class LookScheduler(PooledLooks):
     """Jobs that are looked at together: `add` some, then `step` until none is `pending`.
 
     stopping    the thresholds of jobs without their own; it may be replaced at any time
-    batching    look: a step computes the look that is worth most. request: a batch of jobs is looked at until all of them have
-                stopped, and only then answered (for comparison)
+    batching    look: a step computes the look with the highest priority. request: a batch of jobs is looked at until all of them
+                have stopped, and only then answered (for comparison)
     last_step   what the last step computed; None: nothing was waiting
     """
 
@@ -250,7 +250,7 @@ class LookScheduler(PooledLooks):
         return pools
 
     def worth(self) -> float:
-        """How much the next step is worth; see Pool."""
+        """The priority of the next step; see Pool."""
         now = self.clock()
         return max((pool.worth(now) for pool in self.pools()), default=0.0)
 
@@ -323,7 +323,7 @@ class LookScheduler(PooledLooks):
         for row, stopping in left:
             groups.setdefault(id(stopping), (stopping, []))[1].append(row)
         answered = [self._described(stopping, rows) for stopping, rows in groups.values()]
-        for row, _ in left:  # only now: if something fails above, all jobs are still known
+        for row, _ in left:  # only now: if something fails above, no job is lost
             del self._jobs[row]
         return answered
 

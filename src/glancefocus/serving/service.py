@@ -40,9 +40,9 @@ class ServiceSettings:
     """How requests are computed.
 
     batching        look or request, see LookScheduler
-    full_batch      pictures that take a look together, at most
+    full_batch      largest number of pictures in a batch
     latency_p99_ms  limit of the budget controller; None: no controller
-    budget_macs     for the thresholds of requests that name none; None: the bundle's own thresholds
+    budget_macs     budget of requests without budget, thresholds or looks; None: the bundle's own thresholds
     decoders        processes that decode pictures
     limits          what is accepted
     """
@@ -97,7 +97,7 @@ class Served:
         )
 
     def _warm_up(self) -> None:
-        """Look at grey pictures: memory is allocated, graphs are compiled, and a network that answers NaN is noticed."""
+        """Look at grey pictures: memory is allocated, graphs are compiled, and a network whose answers are NaN is detected."""
         network = self.bundle.settings
         shape = (3, network.view.height_px, network.view.width_px)
         grey = torch.full(shape if network.frames == 1 else (network.frames, *shape), 127, dtype=torch.uint8)
@@ -105,9 +105,9 @@ class Served:
             self.bundle.predict([grey] * count, looks=network.looks, batch_size=count)
 
     def stopping_for(self, asked: Asked) -> Stopping | None:
-        """The thresholds that a request asks for; None: those in force. Raises BadSetting and BadBudget.
+        """The thresholds for the options of a request; None: those in force. Raises BadSetting and BadBudget.
 
-        A budget is an upper limit: if the controller has a smaller one in force, that one counts.
+        A budget is an upper limit: if the controller has set a smaller one, that one is used.
         """
         key = (asked.thresholds, asked.looks, asked.budget_macs)
         if key == (None, None, None):
@@ -154,7 +154,7 @@ class Served:
 class Service:
     """Answers requests with one or several bundles; `start` it in an event loop, and `stop` it there.
 
-    bundles   {name: function that loads the bundle}; the first one answers requests that name none
+    bundles   {name: function that loads the bundle}; the first one is used for requests without a name
     decoders  processes that decode pictures, which the caller closes; None: the service starts its own
     """
 
@@ -268,7 +268,7 @@ class Service:
         return Refused(
             503,
             "busy",
-            f"the server has too much to do. Try again in {wait_s} seconds, or send fewer requests.",
+            f"the server is overloaded. Try again in {wait_s} seconds, or send fewer requests.",
             wait_s,
         )
 
@@ -324,7 +324,7 @@ class Service:
             job.cancelled = True  # the client is gone, or the answer is there
 
     def _compute(self) -> None:
-        """The computing thread: always the look that is worth most, of all bundles."""
+        """The computing thread: always computes the look with the highest priority (`worth`), of all bundles."""
         while not self._ending:
             self._wake.wait(_IDLE_S)
             self._wake.clear()
@@ -371,7 +371,7 @@ class Service:
                 job.answer.set_result(answer)
 
     def show_all(self) -> None:
-        """Bring the metrics that hold a present state up to date."""
+        """Update the metrics that describe the current state."""
         for served in self.served.values():
             self._show(served)
 

@@ -15,7 +15,7 @@ class Study:
 
     shows  which tables and figures
     world  the built-in data set of the scale tiny
-    seeds  number of seeds at the scales tiny and paper, unless the user says otherwise
+    seeds  number of seeds at the scales tiny and paper, if --seeds is not given
     clips  whether it is about clips, not images
     """
 
@@ -98,7 +98,7 @@ def paper_row(table: str, row: str, *, share: bool = True) -> tuple[list[float |
 
 
 def sentence(study: str) -> str:
-    """What the paper says in words, with its place."""
+    """A statement in the text of the paper, with its place."""
     fact = _content()["facts"][study]
     return f"{fact['sentence']} ({fact['source']})"
 

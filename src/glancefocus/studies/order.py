@@ -1,4 +1,4 @@
-"""A study as it is asked for: what it would take, before anything is trained, and its execution from the first run to the page."""
+"""A study with the options of the user: its plan, before anything is trained, and its execution from the first run to the page."""
 
 import functools
 import json
@@ -42,7 +42,7 @@ MacsPerSecond = Callable[[NetworkSettings, int], float]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: what it would take, and whether it is there.
+    """One run: its expected cost, and whether it is trained already.
 
     state  new, begun or finished
     macs   multiply-adds of training and of its validations
@@ -59,7 +59,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """All runs of a study, in the order in which they are trained; what is finished does not count in the sums."""
+    """All runs of a study, in the order in which they are trained; finished runs are not part of the sums."""
 
     runs: Sequence[PlannedRun]
     images: tuple[int, int]
@@ -89,7 +89,7 @@ class StudyPlan:
 def plan_runs(
     runs: Iterable[Run], folder: RunFolder, speed: MacsPerSecond | None = None, exits: Iterable[ExitsRun] = ()
 ) -> StudyPlan:
-    """What these runs, and those that they build on, would take. Nothing is trained.
+    """The plan of these runs, and of those that they build on. Nothing is trained.
 
     speed  measured here if it is None
     exits  comparison networks, planned with the speed of ours
@@ -278,7 +278,7 @@ PARTS: dict[str, Parts] = {
 
 @dataclass(frozen=True)
 class Order:
-    """A study as it is asked for.
+    """A study with the options of the user.
 
     data         None: the built-in data set of the study at scale tiny; at scale paper only its plan can be made
     scale        None: tiny for built-in data, otherwise paper
@@ -361,7 +361,7 @@ def run_study(
 ) -> tuple[About, Result]:
     """Train the runs of a study that are missing, measure, and write everything into folder/NAME.
 
-    Runs are in folder/runs and shared by all studies. A study that was stopped goes on where it stopped.
+    Runs are in folder/runs and shared by all studies. A study that was stopped continues where it stopped.
     """
     scope = order.scope
     if scope.data is None:

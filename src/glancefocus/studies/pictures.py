@@ -165,7 +165,7 @@ def pixels_of(image: Tensor, view: ViewSettings) -> NDArray[np.uint8]:
 
 # Looks at images: Figures 9, 12 and 14.
 def galleries_of(run: Finished) -> list[tuple[str, list[str]]]:
-    """(heading, pictures): right answers by the number of looks, then the surest mistakes."""
+    """(heading, pictures): right answers by the number of looks, then the mistakes with the highest confidence."""
     answers = answers_of(run.bundle, run.records.of(run.measured_on))
     chosen = examples(answers, EXAMPLES_EACH)
     if mistakes := worst_mistakes(answers, EXAMPLES_EACH):

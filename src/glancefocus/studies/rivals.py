@@ -43,7 +43,7 @@ from glancefocus.training.run_folder import BACKBONE_FILE
 from glancefocus.values import to_plain
 
 CHECKPOINT, _RECORDS = "last.ckpt", "looks"
-# Their dearest exit costs about as much as the small backbone.
+# Their most expensive exit costs about as much as the small backbone.
 TINY_MSDNET = MSDNetSettings(exits=5, base=2, step=2, channels=8, growth=6, widths=(1, 2, 4), bottleneck=(1, 2, 4))
 TINY_ENSEMBLE = ("resnet18", "resnet34")
 TINY_OPTIONS: dict[str, Any] = {
