@@ -1,4 +1,4 @@
-"""Tiles of pictures that cannot be read part by part: made once, as a pyramid in a TIFF, in the cache or a file of the user's choice.
+"""Tiles of pictures that cannot be read part by part: made once, as a pyramid in a TIFF, in the cache or in a chosen file.
 
 A PNG, a JPEG of hundreds of megapixels or a TIFF without tiles has to be decoded from its beginning for every part of it. libvips
 does that once, row by row, in little memory. Tiles in the cache have a limit; the least recently used are removed first.
