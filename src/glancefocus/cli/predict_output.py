@@ -45,7 +45,7 @@ class Drawn:
 
     pictures  the picture, an overview of it, or frames of a clip
     scale     size of the pictures divided by the size of the original
-    file      a large picture, of which each look is drawn by itself, too; None for others
+    file      a large picture, whose looks are also drawn separately; None for others
     """
 
     pictures: "Sequence[Image.Image]"
@@ -56,7 +56,7 @@ class Drawn:
 def draw(outcome: "Outcome", row: int, name: str, drawn: Drawn, folder: Path, number: int) -> None:
     """Write a picture, or frames of a clip, with its looks drawn on it; the file is called by its number and name.
 
-    Of a large picture, each focus look is a file of its own, with the number of the look at the end of its name.
+    Each focus look of a large picture is a separate file, with the number of the look at the end of its name.
     """
     from glancefocus.evaluation.boxes import draw_strip, looks_taken
 

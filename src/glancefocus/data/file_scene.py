@@ -334,7 +334,7 @@ def _read(image: Tensor | FileImage, view: View, where: Tensor | None) -> Tensor
 def view_file(
     picture: FilePicture, view: ViewSettings, least_px: int, glance: View
 ) -> tuple[Tensor | FileImage, Placement]:
-    """The image of a large picture: a tensor of uint8 where it is small, else a FileImage; and its position in the picture.
+    """The image of a large picture: a tensor of uint8 if it is small, otherwise a FileImage; and its position in the picture.
 
     least_px  see images.view_pixels
     glance    view of the whole image that is read now, so that damage is found before the looks begin

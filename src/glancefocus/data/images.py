@@ -1,7 +1,7 @@
 """Pictures: read as a viewer shows them (upright, in RGB, transparency on white), and turned into what a network gets.
 
 Colour profiles are not applied: networks are trained on plain decoded values, and the paper's results were measured on them. A
-picture is converted to RGB once, where it is read; functions that take a Pillow image expect it so.
+picture is converted to RGB once, where it is read; functions that take a Pillow image expect RGB.
 """
 
 import io

@@ -39,7 +39,7 @@ _LOADERS = {
 
 @dataclass(frozen=True)
 class Tiler:
-    """Opens the tiles of one picture, and makes them first where there are none.
+    """Opens the tiles of one picture, and makes them first if there are none.
 
     format_name  as Pillow calls it
     """

@@ -11,7 +11,7 @@ from glancefocus.data.splits import Batch, FileSplit, Split
 
 
 class TrainingViews:
-    """A number of training images, each augmented at random. Images repeat, with other augmentations, where there are fewer.
+    """A number of training images, each augmented at random. Images repeat, with other augmentations, if there are fewer.
 
     split    the training images
     count    how many are seen: each image once before any is seen again

@@ -130,7 +130,7 @@ def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPe
 
 
 def image_counts(settings: TrainSettings) -> tuple[int, int]:
-    """(training, validation) images of a data set; those of the paper's where there is none."""
+    """(training, validation) images of a data set; those of the paper's data set if there is none."""
     data, frames = settings.data, settings.network.frames
     if data.source in WORLDS:
         return data.scenes[0], data.scenes[1]
