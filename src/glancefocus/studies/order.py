@@ -18,7 +18,7 @@ from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import classes_of, split_rows
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.machine import keep_freed_memory
+from glancefocus.machine import device_name, keep_freed_memory
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.settings import NetworkSettings, from_plain, to_plain
@@ -389,5 +389,6 @@ def page_of_study(folder: Path, study: Study) -> Path:
 
 def machine_words() -> str:
     """What this machine computes with."""
-    device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "CPU"
-    return f"{device}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = device_name(device or torch.device("cpu"))
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
