@@ -182,7 +182,11 @@ class About:
 
     @property
     def sentence(self) -> str:
-        seeds = "one seed" if self.seeds == 1 else f"mean ± standard deviation over {self.seeds} seeds"
+        seeds = (
+            "one seed (standard errors leave out the variation between trainings)"
+            if self.seeds == 1
+            else f"mean ± standard deviation over {self.seeds} seeds"
+        )
         other = (
             " Small networks on a built-in data set: compare the order of the rows with the paper's, not the values."
         )
