@@ -15,7 +15,7 @@ def section(folder: Path, name: str, file: Path) -> None:
     """Write one study as a section; its figures stay in its own folder."""
     numbers = json.loads((folder / name / "study.json").read_text(encoding="utf-8"))
     text = (folder / name / "study.md").read_text(encoding="utf-8")
-    body = text.split("\n\n", 2)[2]  # without title and command
+    body = text.split("\n\n", 2)[2].replace(f" {numbers['machine']}.", "", 1)  # without title, command and machine
     body = re.sub(r"^!\[.*?\]\(.*?\)\n?", "", body, flags=re.MULTILINE)
     body = re.sub(r"^## (.*)$", r"**\1**", body, flags=re.MULTILINE)
     write_section(

@@ -8,7 +8,7 @@ the side of the last one's region, and the last look the pixels as they are, so 
 
 First the focus encoder learns to read signs in patches. Then everything is trained together: encoders and classifier by the
 labels after every look, the policy (and through its maps the encoders) by the known place of the sign, as in the stage `point`
-but relative to the region that the last look saw. Aims are the sign's place with noise at first, later more and more the policy's own.
+but relative to the region that the last look saw. Aims are the sign's place with noise at first, later mostly the policy's own.
 Places are used in training only. `gf train` cannot train on such scenes yet, so this program has its own loop.
 """
 
@@ -279,10 +279,10 @@ def main(arguments: list[str] | None = None) -> None:
     patches = 64 * min(training.step, options.read_steps)
     scenes = options.batch * max(0, training.step - options.read_steps)
     body = (
-        f"One network for all sizes (the backbone of gf-mini-48, all looks {PX} px), trained for {training.seconds / 60:.0f} minutes "
-        f"on one core, on {patches:,} patches and {scenes:,} scenes, with the signs' places. Signs have a radius of 10 to 14 px in "
-        f"all sizes. {options.test} test scenes of each size; the threshold for exits is chosen on as many others.\n\n"
-        f"{markdown_table(cells)}"
+        f"One network for all sizes (the backbone of gf-mini-48, all looks {PX} px), trained for "
+        f"{training.seconds / 60:.0f} minutes on one core, on {patches:,} patches and {scenes:,} scenes, with the signs' places. "
+        f"Signs have a radius of 10 to 14 px in all sizes. {options.test} test scenes of each size; the threshold for exits is "
+        f"chosen on as many others.\n\n{markdown_table(cells)}"
     )
     print(body)
     if options.write:

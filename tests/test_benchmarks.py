@@ -305,7 +305,7 @@ def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pyte
     about = {"title": "Rewards", "command": "gf study rewards", "machine": "a machine"}
     (folder / "study.json").write_text(json.dumps(about))
     (folder / "study.md").write_text(
-        "# Rewards\n\n    gf study rewards\n\nOne seed.\n\n## A table\n\n| | t=1 |\n\n![drawn](figures/a.png)\n"
+        "# Rewards\n\n    gf study rewards\n\nOne seed. a machine.\n\n## A table\n\n| | t=1 |\n\n![drawn](figures/a.png)\n"
     )
     file = tmp_path / "results.md"
     importlib.import_module("study_results").main([str(tmp_path / "studies"), "rewards", "--write", str(file)])

@@ -51,6 +51,7 @@ def test_tiles_can_be_written_to_a_file(gf: Run, noise: Path, tmp_path: Path) ->
             "gf: noise.png has 150,000 pixels (500x300), more than the limit of 1,000.",
         ),
         (("noise.png", "noise.png", "-o", "a.tif"), "gf: --output is for the tiles of one picture, but 2 were named."),
+        (("noise.png", "-o", "no/a.tif"), "gf: the folder no for the tiles does not exist. Make it first, or choose"),
         (("text.png",), "gf: text.png is not an image in a known format."),
         (("a.bmp",), "gf: a.bmp is in a format of which no tiles are made. Convert it to PNG, JPEG or TIFF"),
     ],

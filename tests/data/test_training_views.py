@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.labelled import TrainingViews
 from glancefocus.data.splits import FileSplit, MemorySplit
-from glancefocus.data.training_views import TrainingViews
 from glancefocus.settings import ViewSettings
 
 VIEW = ViewSettings(height_px=16, width_px=16)

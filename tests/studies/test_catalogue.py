@@ -54,7 +54,7 @@ def test_every_study_names_its_runs(name: str, scale: Any) -> None:
 
 def test_the_plan_of_the_papers_main_figure_has_its_14_networks(tmp_path: Path) -> None:
     order = Order(study_named("main"), scale="paper", seeds=1)
-    plan = plan_study(order, tmp_path / "studies", speed=lambda network, px: 1e12)
+    plan = plan_study(order, tmp_path / "studies", trillions=1)
     finals = [
         run for run in plan.runs if run.stages == ("finetune",) or ("efficientnet" in run.name and "aim" in run.stages)
     ]
@@ -91,7 +91,7 @@ def test_a_study_trains_each_run_once_and_others_use_it_too(quick_order: Orders,
     order = quick_order("gallery")
     assert [what for _, what in trained(order, studies)] == ["trained"] * 5  # backbone, glance, three stages
     assert trained(quick_order("looks"), studies) == []  # the same network
-    plan = plan_study(order, studies, speed=lambda network, px: 1.0)
+    plan = plan_study(order, studies, trillions=1)
     assert [run.state for run in plan.runs] == ["finished"] * 5
     assert plan.hours == 0
     # Each reward has a run of its own, on the network after stage I.
@@ -160,7 +160,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         run_study(order, tmp_path, quiet=True, on_run=note)
     assert [what for _, what in happened] == ["trained", "trained"]
-    assert [run.state for run in plan_study(order, tmp_path, lambda network, px: 1.0).runs][:3] == [
+    assert [run.state for run in plan_study(order, tmp_path, 1).runs][:3] == [
         "finished",
         "begun",
         "new",

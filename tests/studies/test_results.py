@@ -38,15 +38,18 @@ def three_rows(*shares: float) -> Table:
 
 def test_rows_in_the_papers_order_agree() -> None:
     found = agreement(three_rows(0.2, 0.4, 0.6))
-    assert (found.pairs, list(found.otherwise)) == (3, [])
-    assert found.sentence.endswith("3 of them are in the paper's order.")
+    assert (found.pairs, found.otherwise) == (3, {})
+    assert found.sentence.endswith("3 of them have the paper's sign.")
 
 
 def test_a_pair_in_another_order_is_named_only_if_it_differs_clearly() -> None:
     # a and b differ by half a point, about one standard error; c is clearly below both, and above them in the paper.
     found = agreement(three_rows(0.500, 0.505, 0.300))
     assert found.pairs == 2
-    assert list(found.otherwise) == ["t=1: a above c by 20.0 points", "t=1: b above c by 20.5 points"]
+    assert found.otherwise == {"a above c": ["t=1: 20.0"], "b above c": ["t=1: 20.5"]}
+    assert found.sentence.endswith(
+        "0 of them have the paper's sign. The others: a above c (t=1: 20.0 points); b above c (t=1: 20.5 points)."
+    )
 
 
 def test_a_table_has_the_papers_figures_below_ours() -> None:

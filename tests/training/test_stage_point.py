@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from glancefocus.settings import native, whole
 from glancefocus.training.episode import MixedGlances, play
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
-from glancefocus.training.stage_aim import PointStage, pointing_loss
+from glancefocus.training.stage_aim import PointStage, pointing_loss, return_loss
 from glancefocus.training.teacher import BackboneEvidence, Places
 from glancefocus.values import from_plain
 
@@ -211,6 +212,61 @@ def test_looks_at_the_whole_image_add_nothing_to_the_loss(look_with: Callable[..
         second = replace(look_with([0.5, 0.5], number=2), aim=Aim(where=torch.zeros(2, 2), candidate=candidate))
         loss = pointing_loss(means, [first, second], places, (60, 100), views)
         assert loss.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_patch_is_charged_for_what_others_have_covered_in_vain(look_with: Callable[..., Look]) -> None:
+    # In an image of 60x100 px patches of 20 px have 40x80 px of room. The first one lies at the top left; it contains only the
+    # place of the second image.
+    places = Places(torch.tensor([[50.0, 50.0], [10.0, 10.0]]), torch.tensor([0.5, 1.0]))
+    aims = [torch.zeros(2, 2), torch.ones(2, 2)]
+    later = [replace(look_with([0.5, 0.5], number=n + 2), aim=Aim(where=w, candidate=0)) for n, w in enumerate(aims)]
+    looks = [look_with([0.5, 0.5]), *later]
+    # The second one is 5 px lower and 10 px further right: 15 x 10 of its 400 px were covered.
+    means = torch.tensor([[[0.0, 0.0]] * 2, [[5 / 40, 10 / 80]] * 2], requires_grad=True)
+    loss = return_loss(means, looks, places, (60, 100), (native(20),))
+    assert loss.item() == pytest.approx(0.5 * (150 / 400) / 2, abs=1e-6)
+    loss.backward()
+    assert means.grad is not None
+    assert float(means.grad[1, 0].max()) < 0, "further away is better"
+    assert float(means.grad[1, 1].abs().max()) == 0
+    elsewhere = torch.tensor([[[0.0, 0.0]] * 2, [[0.5, 0.5]] * 2])
+    assert float(return_loss(elsewhere, looks, places, (60, 100), (native(20),))) == 0
+
+
+def test_a_policy_that_sees_nothing_learns_not_to_return(square_world: World) -> None:
+    """Glances without contrast: the policy can only search, and by its patches knows whether it has found the square."""
+    again = {}
+    for weight in (0.0, 2.0):
+        context = square_world(looks=3, place=True, point={"lr": 5e-3, "return_weight": weight})
+        context.net.glance_encoder = Blind(context.net.glance_encoder)  # type: ignore[assignment]
+        learn(context, steps=150)
+        val = context.data.val
+        assert val.boxes is not None
+        again[weight] = evaluate_every_look(context.net, val).misses_seen_again(val.boxes)[0]
+    assert again[0.0] > 0.8
+    assert again[2.0] < 0.2
+
+
+class Blind(nn.Module):
+    """An encoder that sees nothing."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("encoder", "_modules") else getattr(self.encoder, name)
+
+    def forward(self, images: Tensor) -> Encoding:
+        seen: Encoding = self.encoder(torch.zeros_like(images))
+        return seen
+
+
+def test_returning_is_refused_where_the_policy_does_not_know_its_places() -> None:
+    plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet", "classes": 5}}
+    stages = {"stages": ["backbone", "recognise", "point"], "point": {"return_weight": 1.0}}
+    with pytest.raises(BadSetting, match=r"does not know where it looked. Set network.policy.place=true"):
+        from_plain(TrainSettings, {**plain, **stages})
 
 
 def test_a_backbone_without_evidence_is_refused(square_world: World) -> None:

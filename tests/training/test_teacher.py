@@ -1,5 +1,6 @@
 """What stages learn from the trained backbone: its answers, its evidence, and how looks are weighed."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadSetting
 from glancefocus.look import Look, as_batch
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.modules import GLANCE_WEIGHT, SummedClassifier
+from glancefocus.network.modules import GLANCE_WEIGHT, Encoder, SummedClassifier
 from glancefocus.network.policy import RandomPolicy
 from glancefocus.settings import View, ViewSettings
 from glancefocus.training.checkpoint import load_checkpoint, save_weights
 from glancefocus.training.episode import SometimesRandom, play
+from glancefocus.training.kept_weights import calibrated_loss, keep_best_between
+from glancefocus.training.loop import build_stage
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, fitted_weights, weigh_looks
@@ -241,3 +244,96 @@ def test_a_resumed_run_learns_the_same_from_its_backbone(tiny_run: ModuleType, t
     assert other is not None
     assert one.net.keys() == other.net.keys()
     assert all(torch.equal(one.net[name], other.net[name]) for name in one.net)
+
+
+def test_an_encoder_ends_at_the_best_point_between_its_start_and_what_it_learnt() -> None:
+    start, learnt = small_net().focus_encoder, small_net().focus_encoder
+    with torch.no_grad():
+        for weight in learnt.parameters():
+            weight += 8.0
+    first, name = next(iter(start.parameters())).detach().clone(), next(iter(dict(learnt.named_parameters())))
+
+    def kept(wanted: float) -> tuple[float, float]:
+        """The share that is kept where the loss is least at this distance from the start, and the distance of what is kept."""
+        end = copy.deepcopy(learnt)
+        share = keep_best_between(start, end, lambda: abs(distance(end) - wanted))
+        return share, distance(end)
+
+    def distance(encoder: Encoder) -> float:
+        return float((dict(encoder.named_parameters())[name].detach() - first).mean())
+
+    assert kept(-3.0) == pytest.approx((0.0, 0.0), abs=1e-5)
+    assert kept(3.5) == pytest.approx((0.5, 4.0), abs=1e-5)
+    assert kept(20.0) == pytest.approx((1.0, 8.0), abs=1e-5)
+    assert torch.equal(next(iter(start.parameters())), first), "the start is the teacher: it stays"
+
+
+def test_losses_that_are_not_finite_are_never_the_best() -> None:
+    losses = iter([2.0, math.nan, math.inf, 3.0, math.nan])
+    start, learnt = small_net().focus_encoder, small_net().focus_encoder
+    assert keep_best_between(start, learnt, lambda: next(losses)) == 0.0
+
+
+def test_how_sure_an_encoder_is_does_not_count() -> None:
+    answers, labels = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]]), torch.tensor([0, 0, 1, 1])
+    assert calibrated_loss(answers, labels) == pytest.approx(calibrated_loss(5 * answers, labels), abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["glance", "recognise"])
+def test_a_stage_that_learns_nonsense_from_few_images_ends_where_it_started(
+    context_of: Callable[..., TrainingContext], stage: str
+) -> None:
+    """The teacher knows the colours; the labels of the training images are noise, and the rate is far too high."""
+    network = {"backbone": "test_resnet", "classes": 3, "glance_px": 32, "classifier": "summed"}
+    taught = {"distill": 0.01, "epochs": 1, "optimizer": "adamw"}
+    rates = {"lr": 0.02} if stage == "glance" else {"encoder_lr": 0.02, "freeze_glance": True}
+    own: dict[str, Any] = {"network": network, "batch_size": 4, "keep_statistics": True, "stages": ["backbone", stage]}
+    context = context_of(small_net(), colours(24, shuffled=True), colours(40), **own, **{stage: taught | rates})
+    net = context.net
+    learn_colours(net.focus_encoder)
+    net.glance_encoder.load_state_dict(net.focus_encoder.state_dict())
+    context.teacher = Teacher(net.focus_encoder, context)
+    encoder = net.glance_encoder if stage == "glance" else net.focus_encoder
+    start = copy.deepcopy(encoder)
+    built = build_stage(stage, context)
+    for step, rows in enumerate(torch.arange(24).split(4)):
+        images, labels = next(iter(context.data.train.batches([rows.tolist()])))
+        built.update(images, labels, Moment(0.1 + step / 10, torch.Generator().manual_seed(step), rows, 1))
+    learnt = own_accuracy(encoder, context.data.val)
+    said = built.finish()
+    assert own_accuracy(start, context.data.val) == 1.0
+    assert learnt < 0.8, "the test must make it worse first"
+    assert own_accuracy(encoder, context.data.val) == 1.0
+    assert said is not None
+    assert said.startswith(f"{stage}: ")
+
+
+def colours(count: int, *, shuffled: bool = False) -> MemorySplit:
+    """Images of one colour, whose labels are the colours, or noise."""
+    labels = torch.arange(count) % 3
+    images = torch.zeros(count, 3, SIDE_PX, SIDE_PX, dtype=torch.uint8)
+    images[torch.arange(count), labels] = 255
+    wrong = torch.randint(0, 3, (count,), generator=torch.Generator().manual_seed(0))
+    return MemorySplit(images, wrong if shuffled else labels, VIEW)
+
+
+def learn_colours(encoder: Encoder) -> None:
+    split = colours(3)
+    images, _ = next(iter(split.batches([[0, 1, 2]])))
+    encoder.eval()
+    with torch.inference_mode():
+        vectors = encoder(F.interpolate(images, size=32)).vector
+    head = encoder.backbone.get_classifier()
+    with torch.no_grad():
+        centred = vectors - vectors.mean(dim=0)
+        head.weight.copy_(20 * centred / centred.square().sum(dim=1, keepdim=True))
+        head.bias.copy_(-(head.weight @ vectors.mean(dim=0)))
+    assert own_accuracy(encoder, split) == 1.0
+
+
+def own_accuracy(encoder: Encoder, split: MemorySplit) -> float:
+    images, labels = next(iter(split.batches([list(range(len(split)))])))
+    encoder.eval()
+    with torch.inference_mode():
+        answers = encoder.own_head(encoder(F.interpolate(images, size=32)).vector)
+    return float((answers.argmax(dim=1) == labels).float().mean())

@@ -11,7 +11,7 @@ from rich.table import Table
 from glancefocus.cli.main import Flag, Json, OutputName, command_options, output
 from glancefocus.cli.printing import cell, notice, print_line
 from glancefocus.progress import duration
-from glancefocus.values import Count
+from glancefocus.values import Count, Range
 
 if TYPE_CHECKING:
     from glancefocus.studies.networks import Run
@@ -38,6 +38,9 @@ class StudyOptions:
     """Number of seeds. Tables show the mean and the standard deviation over them. Default: 1 to 3, depending on the study."""
     plan: Flag = False
     """Print what would be trained, with multiply-adds, disk space and an estimate of the hours on this machine. Trains nothing."""
+    speed: Annotated[float, Range(0, 1_000_000, above=True)] | None = None
+    """With --plan: how many trillion multiply-adds a second your devices compute in training, for the time there. Default: measured
+    here."""
     weights: str = "pretrained"
     """With --scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none" (the backbones
     are first trained from random initialisation). With --scale tiny they are always trained."""
@@ -79,7 +82,7 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
         tuple(options.setting or ()),
     )
     if options.plan:
-        _print_plan(order, plan_study(order, options.output), as_json=options.json)
+        _print_plan(order, plan_study(order, options.output, options.speed), as_json=options.json)
         return
     about, result = run_study(
         order,
@@ -121,7 +124,7 @@ def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
         print(json.dumps(plan.to_plain(), indent=1))
         return
     table = Table(title=f"{order.study.name}: {len(plan.runs)} runs, {len(plan.left)} of them to train")
-    for column in ("run", "stages", "seed", "state", "multiply-adds", "disk", "time here"):
+    for column in ("run", "stages", "seed", "state", "multiply-adds", "disk", "time"):
         table.add_column(column, justify="left" if column in ("run", "stages", "state") else "right")
     for run in plan.runs:
         spent = "" if run.state == "finished" else duration(3600 * run.hours)
@@ -131,11 +134,13 @@ def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
     train, val = plan.images
     sums = f"{_many(plan.macs)} multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
     print_line(
-        f"{train:,} training and {val:,} validation images. In all: {sums}, about {duration(3600 * plan.hours)} on this machine "
-        f"({plan.device}). Nothing was trained."
+        f"{train:,} training and {val:,} validation images. In all: {sums}, about {duration(3600 * plan.hours)} {plan.where}. "
+        "Nothing was trained."
     )
 
 
 def _many(macs: float) -> str:
     """Multiply-adds of a whole training: 615 trillion (T), 932 quadrillion (P)."""
-    return f"{macs / 1e15:,.0f}P" if macs >= 1e16 else f"{macs / 1e12:,.3g}T"
+    if macs >= 1e15:
+        return f"{macs / 1e15:,.1f}P" if macs < 1e16 else f"{macs / 1e15:,.0f}P"
+    return f"{macs / 1e12:,.3g}T"

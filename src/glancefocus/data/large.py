@@ -24,7 +24,7 @@ from glancefocus.data.images import (
 )
 from glancefocus.data.levels import HELD_PIXELS, DeepZoomLevels, JpegLevels, has_vips, tiff_levels, vips
 from glancefocus.data.tiles import Tiler, can_tile, file_of, kept_tiles
-from glancefocus.errors import BadImage, MissingExtra
+from glancefocus.errors import BadImage, BadSetting, MissingExtra
 from glancefocus.progress import Progress
 
 MAX_PYRAMID_PIXELS = 1 << 34
@@ -169,6 +169,10 @@ def make_tiles(
     """
     vips()
     name = name_of(source)
+    if place is not None and not place.absolute().parent.is_dir():
+        raise BadSetting(
+            f"the folder {place.parent} for the tiles does not exist. Make it first, or choose another place."
+        )
     if Path(source).suffix.lower() == DEEP_ZOOM:
         return None
     try:

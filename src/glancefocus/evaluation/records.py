@@ -12,12 +12,11 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.folders import changed_at, size_of
-from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, open_labelled, world_settings
+from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, TrainingViews, open_labelled, world_settings
 from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import DataSettings, check_files, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
-from glancefocus.data.training_views import TrainingViews
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record

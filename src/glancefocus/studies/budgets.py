@@ -258,6 +258,9 @@ def real_cost_table(run: Finished) -> Table:
         return [float(np.concatenate(costs).mean()) / budget, float(np.concatenate(right).mean())]
 
     found = [run.kept(f"real-cost-{round(budget)}", functools.partial(real, budget)) for budget in budgets]
-    rows = [Row("cost / budget", [[ratio for ratio, _ in found]]), Row("accuracy", [[share for _, share in found]])]
+    rows = [
+        Row("cost / budget", [[ratio for ratio, _ in found]]),
+        Row("accuracy, %", [[100 * share for _, share in found]]),
+    ]
     columns = [macs_words(budget) for budget in budgets]
     return Table("real-cost", "The cost that really occurs when images are predicted", columns, rows, unit="number")

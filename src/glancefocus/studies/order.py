@@ -17,7 +17,7 @@ from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import classes_of, split_rows
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.machine import keep_freed_memory
+from glancefocus.machine import device_name, keep_freed_memory
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.outcome import Costs
@@ -63,7 +63,7 @@ class StudyPlan:
 
     runs: Sequence[PlannedRun]
     images: tuple[int, int]
-    device: str
+    where: str
 
     @property
     def left(self) -> list[PlannedRun]:
@@ -83,18 +83,19 @@ class StudyPlan:
 
     def to_plain(self) -> dict[str, Any]:
         sums = {"hours": self.hours, "macs": self.macs, "disk_bytes": self.disk_bytes}
-        return {"runs": [asdict(run) for run in self.runs], "images": list(self.images), "device": self.device, **sums}
+        return {"runs": [asdict(run) for run in self.runs], "images": list(self.images), "where": self.where, **sums}
 
 
 def plan_runs(
-    runs: Iterable[Run], folder: RunFolder, speed: MacsPerSecond | None = None, exits: Iterable[ExitsRun] = ()
+    runs: Iterable[Run], folder: RunFolder, trillions: float | None = None, exits: Iterable[ExitsRun] = ()
 ) -> StudyPlan:
     """The plan of these runs, and of those that they build on. Nothing is trained.
 
-    speed  measured here if it is None
-    exits  comparison networks, planned with the speed of ours
+    trillions  of multiply-adds that are computed each second; None: measured here
+    exits      comparison networks, planned with the speed of ours
     """
-    speed = measured_speed() if speed is None else speed
+    speed = measured_speed() if trillions is None else lambda network, px: 1e12 * trillions
+    where = f"on this machine ({device_words()})" if trillions is None else f"at {trillions:g}T multiply-adds a second"
     planned: dict[str, PlannedRun] = {}
     counts = (0, 0)
     for run in runs:
@@ -111,7 +112,7 @@ def plan_runs(
         disk = 2.0 * _BYTES * sum(p.numel() for p in other.build().parameters())
         state = "begun" if begun else "new"
         planned[other.content] = PlannedRun(other.name, ("all exits",), other.training.seed, state, macs, disk, hours)
-    return StudyPlan(list(planned.values()), counts, device_words())
+    return StudyPlan(list(planned.values()), counts, where)
 
 
 def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPerSecond) -> PlannedRun:
@@ -344,11 +345,14 @@ def _check_medium(study: Study, data: str) -> None:
         raise BadData(f"the study {study.name} needs {noun}: {error}") from None
 
 
-def plan_study(order: Order, folder: Path, speed: MacsPerSecond | None = None) -> StudyPlan:
-    """What a study would train; nothing is trained."""
+def plan_study(order: Order, folder: Path, trillions: float | None = None) -> StudyPlan:
+    """What a study would train; nothing is trained.
+
+    trillions  of multiply-adds that are computed each second; None: measured here
+    """
     runs = [run for each in order.runs().values() for run in each]
     others = [run for each in order.exits().values() for run in each]
-    return plan_runs(runs, RunFolder(folder), speed, others)
+    return plan_runs(runs, RunFolder(folder), trillions, others)
 
 
 def run_study(
@@ -386,5 +390,6 @@ def page_of_study(folder: Path, study: Study) -> Path:
 
 def machine_words() -> str:
     """What this machine computes with."""
-    device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "CPU"
-    return f"{device}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = device_name(device or torch.device("cpu"))
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"

@@ -86,7 +86,8 @@ def heatmap_result(measured: Measured) -> Result:
         found = _coarse(run)
         for reward in rewards:
             values[reward].append(_shares([getattr(places, reward) for places in found]))
-    columns = [f"positive at {NEARLY_ALL:.0%} of the places", f"negative at {NEARLY_ALL:.0%}", "both signs"]
+    nearly = f"{100 * NEARLY_ALL:.0f} % of the places or more"
+    columns = [f"positive at {nearly}", f"negative at {nearly}", "neither"]
     rows = [Row(f"{reward} reward", values[reward]) for reward in rewards]
     images = min(MOST_IMAGES, measured.images)
     table = Table("heatmap", "Images by the sign of the reward of the second look, %", columns, rows, images)

@@ -109,26 +109,31 @@ def row_beside(table: str, key: str, name: str, values: Any) -> Row:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Pairs of rows whose difference here exceeds two standard errors, and those among them that the paper orders otherwise."""
+    """Pairs of rows whose difference here exceeds two standard errors, and those among them that the paper orders otherwise.
+
+    pairs      their number, over all columns
+    otherwise  {two rows: columns with the difference here}
+    """
 
     pairs: int
-    otherwise: Sequence[str]
+    otherwise: Mapping[str, Sequence[str]]
 
     @property
     def sentence(self) -> str:
         if self.pairs == 0:
             return "no two rows differ by more than two standard errors."
-        agreeing = self.pairs - len(self.otherwise)
+        agreeing = self.pairs - sum(map(len, self.otherwise.values()))
         sentence = (
-            f"{self.pairs} pairs of rows differ by more than two standard errors in some column; "
-            f"{agreeing} of them are in the paper's order."
+            f"{self.pairs} differences between two rows exceed two standard errors, over all columns; "
+            f"{agreeing} of them have the paper's sign."
         )
-        return f"{sentence} In another order: {'; '.join(self.otherwise)}." if self.otherwise else sentence
+        others = "; ".join(f"{rows} ({', '.join(columns)} points)" for rows, columns in self.otherwise.items())
+        return f"{sentence} The others: {others}." if others else sentence
 
 
 def agreement(table: Table) -> Agreement:
     """Compare the order of the rows with the paper's, column by column, where both have values."""
-    pairs, otherwise = 0, []
+    pairs, otherwise = 0, dict[str, list[str]]()
     for column, words in enumerate(table.columns):
         rows = [row for row in table.rows if _paper(row, column) is not None and row.known(column)]
         for place, one in enumerate(rows):
@@ -140,7 +145,8 @@ def agreement(table: Table) -> Agreement:
                 pairs += 1
                 if (gap > 0) != (theirs > 0):
                     higher, lower = (one, other) if gap > 0 else (other, one)
-                    otherwise.append(f"{words}: {higher.name} above {lower.name} by {100 * abs(gap):.1f} points")
+                    by = f"{words}: {100 * abs(gap):.1f}"
+                    otherwise.setdefault(f"{higher.name} above {lower.name}", []).append(by)
     return Agreement(pairs, otherwise)
 
 
@@ -176,7 +182,11 @@ class About:
 
     @property
     def sentence(self) -> str:
-        seeds = "one seed" if self.seeds == 1 else f"mean ± standard deviation over {self.seeds} seeds"
+        seeds = (
+            "one seed (standard errors leave out the variation between trainings)"
+            if self.seeds == 1
+            else f"mean ± standard deviation over {self.seeds} seeds"
+        )
         other = (
             " Small networks on a built-in data set: compare the order of the rows with the paper's, not the values."
         )
@@ -317,6 +327,11 @@ def terminal_tables(result: Result) -> list[TerminalTable]:
     return shown
 
 
+def _subdued(name: str, cells: Sequence[str]) -> tuple[str, list[str]]:
+    """A row of HTML in the style of notes, such as the paper's figures below ours."""
+    return f'<span class="note">{name}</span>', [f'<span class="note">{cell}</span>' for cell in cells]
+
+
 def _sections(about: About, result: Result) -> list[str]:
     study = about.study
     sections = [
@@ -324,7 +339,8 @@ def _sections(about: About, result: Result) -> list[str]:
         small_print(f"<code>{html.escape(about.command)}</code>"),
     ]
     for table in result.tables:
-        shown = table_html([html.escape(column) for column in table.columns], escaped(text_rows(table)))
+        rows = [_subdued(*row) if row[0].endswith("the paper") else row for row in escaped(text_rows(table))]
+        shown = table_html([html.escape(column) for column in table.columns], rows)
         note = [small_print(html.escape(table.note))] if table.note else []
         sections += [f"<h2>{html.escape(table.title)}</h2>", shown, *note]
     sections += [f"<p>{html.escape(remark)}</p>" for remark in remarks_of(result)]

@@ -299,3 +299,17 @@ def probability_of(logits: Tensor, labels: Tensor) -> Tensor:
 def accuracy_after(looks: list[Look], labels: Tensor) -> list[float]:
     """Accuracy after each look."""
     return [float((look.logits.argmax(dim=1) == labels).float().mean()) for look in looks]
+
+
+def answers_elsewhere(
+    net: LookingNetwork,
+    look: Look,
+    aim: Aim | None,
+    draws: int,
+    generator: torch.Generator,
+    judge: Judge = the_answer,
+) -> Tensor:
+    """(draws, B, classes) logits of the judge for random patches of the same size as the aim's."""
+    assert aim is not None
+    places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
+    return torch.stack([judge(net.focus(look, Aim(where=where, candidate=aim.candidate))) for where in places])

@@ -17,6 +17,7 @@ from glancefocus.data.sources import Data, open_small
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import patch_side, size_in
+from glancefocus.interrupts import interruptible
 from glancefocus.look import as_batch
 from glancefocus.network.build import build_backbone
 from glancefocus.network.modules import Encoder, Encoding
@@ -24,6 +25,7 @@ from glancefocus.network.places import first_region
 from glancefocus.region import Region, resized
 from glancefocus.settings import NetworkSettings, whole
 from glancefocus.training.checkpoint import Numbers, TorchState, check_tensors
+from glancefocus.training.kept_weights import calibrated_loss, keep_best_between, kept_words
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, descend, make_optimizer, set_rates, train_only
 from glancefocus.training.teacher import BackboneEvidence, Places, taught_loss
@@ -198,21 +200,36 @@ class InitialiseStage:
         return {"loss": loss, "accuracy": accuracy}
 
     def validate(self, split: Split) -> Numbers:
+        answers, labels = self._answers(split)
+        return {"val_accuracy": [int((answers.argmax(dim=1) == labels).sum()) / len(split)]}
+
+    def _answers(self, split: Split) -> tuple[Tensor, Tensor]:
+        """(N, classes) the answers of the encoder's own head, and (N,) the labels."""
         self.encoder.eval()
         step = self.context.accelerator.unwrap_model(self.step)
-        device = self.context.accelerator.device
-        settings = step.settings
+        device, settings = self.context.accelerator.device, step.settings
         order = in_order(len(split), seen_at_once(settings, step.glance_px))
-        right = 0
+        answers, truth = [], []
         with torch.inference_mode():
             for images, labels in scene_batches(split, settings.view, order, None, self.context.workers):
-                right += int((step.answer(images.to(device)).argmax(dim=1).cpu() == labels).sum())
-        return {"val_accuracy": [right / len(split)]}
+                answers.append(step.answer(images.to(device)).float().cpu())
+                truth.append(labels)
+        return torch.cat(answers), torch.cat(truth)
 
-    def finish(self) -> None:
+    def finish(self) -> str | None:
+        if self.name in ("small", "backbone"):
+            self._copy_to_others()
+        if self.teacher is None or self.context.net.settings.shared_encoder:
+            return None
+        with interruptible():
+            share = keep_best_between(
+                self.teacher.encoder, self.encoder, lambda: calibrated_loss(*self._answers(self.data.val))
+            )
+        return kept_words(self.name, share)
+
+    def _copy_to_others(self) -> None:
+        """The other encoders start as the one that was trained."""
         net, settings = self.context.net, self.context.settings
-        if self.name not in ("small", "backbone"):
-            return
         others = [net.whole_encoder]
         # Norms of its own must fit the weights that they share with the encoder that was trained. Without a stage of its own the
         # glance encoder starts as the focus encoder (paper, ablation: without fine-tuning).

@@ -145,7 +145,8 @@ class TrainingLoop:
         for epoch in range(first_epoch, stage.epochs):
             self._run_epoch(index, stage, epoch, first_step, sums)
             first_step, sums = 0, {}
-        stage.finish()
+        if said := stage.finish():
+            self.journal.print(said)
         if stage.name == "backbone":
             self._keep_backbone()
         context.accelerator.free_memory()

@@ -52,6 +52,11 @@ def check_aims(settings: "TrainSettings") -> None:
     policy_stages = [name for name in settings.stages if name in POLICY_STAGES]
     if policy_stages and settings.network.looks < 2:
         raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
+    if "point" in settings.stages and settings.point.return_weight > 0 and not settings.network.policy.place:
+        raise BadSetting(
+            "point.return_weight teaches the policy not to look at the same place again, but this policy does not know where it "
+            "looked. Set network.policy.place=true, or point.return_weight=0."
+        )
     kind = settings.network.policy.kind
     if kind == "learnt":
         return

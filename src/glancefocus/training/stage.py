@@ -100,8 +100,8 @@ class Stage(Protocol):
         """After each epoch; returns numbers for the journal. `val_accuracy` is a list with one entry per look."""
         ...
 
-    def finish(self) -> None:
-        """After the last epoch."""
+    def finish(self) -> str | None:
+        """After the last epoch; returns a sentence for the journal, or None."""
         ...
 
     def state(self) -> TorchState:

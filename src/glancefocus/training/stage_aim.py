@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
-from glancefocus.look import Aim, Look, Scene, as_batch
+from glancefocus.look import Look, Scene, as_batch
 from glancefocus.loop import LookingNetwork
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import LearntPolicy
@@ -31,6 +31,7 @@ from glancefocus.training.episode import (
     MixedGlances,
     accuracy_after,
     after_exploring,
+    answers_elsewhere,
     contrastive_reward,
     cross_entropy_reward,
     discounted_returns,
@@ -43,7 +44,6 @@ from glancefocus.training.episode import (
     play,
     ppo_loss,
     probability_of,
-    random_places,
     the_answer,
 )
 from glancefocus.training.settings import AimSettings, PolicyTraining
@@ -127,20 +127,6 @@ def episode_rewards(
         ]
     at_random = [probability_of(answers, labels).mean(dim=0) for answers in elsewhere]
     return contrastive_reward(probability, torch.stack(at_random))
-
-
-def answers_elsewhere(
-    net: LookingNetwork,
-    look: Look,
-    aim: Aim | None,
-    draws: int,
-    generator: torch.Generator,
-    judge: Judge = the_answer,
-) -> Tensor:
-    """(draws, B, classes) logits of the judge for random patches of the same size as the aim's."""
-    assert aim is not None
-    places = [random_places(look.count, generator, look.logits.device) for _ in range(draws)]
-    return torch.stack([judge(net.focus(look, Aim(where=where, candidate=aim.candidate))) for where in places])
 
 
 def improve_policy(
@@ -315,6 +301,35 @@ def pointing_loss(
     return torch.stack(losses).mean()
 
 
+def return_loss(
+    means: Tensor, looks: list[Look], places: Places, image_hw: tuple[int, int], views: tuple[View, ...]
+) -> Tensor:
+    """Mean over looks and images of the share of the next patch that earlier patches have covered in vain (inhibition of return).
+
+    A patch was in vain if it does not contain the place. Arguments as in pointing_loss; looks at the whole image do not count.
+    """
+    total = means.sum() * 0.0
+    tried: list[tuple[Tensor, Tensor]] = []  # (B, 4) top, left, bottom, right in px, and (B,) whether it was in vain
+    for mean, look in zip(means, looks[1:], strict=True):
+        assert look.aim is not None
+        assert isinstance(look.aim.candidate, int), "one candidate is drawn for each batch"
+        view = views[look.aim.candidate]
+        if view.is_whole:
+            continue
+        px = view.extent_px(*image_hw)
+        room = room_px(image_hw, px, means.device)
+        top_left = mean * room
+        for box, in_vain in tried:
+            common = torch.minimum(top_left + px, box[:, 2:]) - torch.maximum(top_left, box[:, :2])
+            covered = common.clamp_min(0).prod(dim=1) / px**2
+            total = total + (places.weight * in_vain * covered).mean()
+        seen = look.aim.where.detach() * room
+        box = torch.cat([seen, seen + px], dim=1)
+        inside = ((places.centre >= box[:, :2]) & (places.centre <= box[:, 2:])).all(dim=1)
+        tried.append((box, (~inside).to(means.dtype)))
+    return total / max(1, len(means) - 1)
+
+
 def crop_loss(net: GlanceFocus, images: Tensor, means: Tensor, looks: list[Look], labels: Tensor) -> Tensor:
     """Mean over looks of the cross-entropy of the focus encoder's own head, which is frozen, at the policy's aims.
 
@@ -360,11 +375,14 @@ class PointStage(AimStage):
             looks = play(looking, scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
-        if self.point.evidence_weight > 0:
-            image_hw = (images.shape[-2], images.shape[-1])
-            places = self._places(images, labels, moment)
-            distance = pointing_loss(means.float(), looks, places, image_hw, net.settings.candidates)
-            loss = loss + self.point.evidence_weight * distance
+        for weight, of_places in (
+            (self.point.evidence_weight, pointing_loss),
+            (self.point.return_weight, return_loss),
+        ):
+            if weight > 0:
+                places = self._places(images, labels, moment)
+                image_hw = (images.shape[-2], images.shape[-1])
+                loss = loss + weight * of_places(means.float(), looks, places, image_hw, net.settings.candidates)
         if self.point.crop_weight > 0:
             loss = loss + self.point.crop_weight * crop_loss(net, scene.whole, means.float(), looks, labels)
         descend_policy(self.context, self.optimizer, loss)

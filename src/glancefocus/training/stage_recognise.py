@@ -28,6 +28,7 @@ from glancefocus.training.episode import (
     accuracy_after,
     play,
 )
+from glancefocus.training.kept_weights import keep_best_focus
 from glancefocus.training.settings import JointSettings, RecogniseSettings
 from glancefocus.training.stage import (
     FrozenGlances,
@@ -247,9 +248,13 @@ class RecogniseStage:
         )
         return {"val_accuracy": evaluation.accuracy_per_look}
 
-    def finish(self) -> None:
+    def finish(self) -> str | None:
         self.glances.forget()
+        # Stage III continues from weights that are not the teacher's.
+        learnt = self.name == "recognise" and not self.settings.freeze_encoders
+        said = keep_best_focus(self.context, self.teacher, self.settings) if learnt and self.teacher else None
         weigh_looks(self.context)
+        return said
 
     def state(self) -> TorchState:
         return {}

@@ -215,7 +215,7 @@ class Teacher:
         """The lesson of a batch of training images."""
         seed = self._seed(moment)
         if seed is None or moment.rows is None:
-            return self._see(images, labels)
+            return self.see(images, labels)
         if seed not in self._kept:
             self._kept[seed] = self._of_all(None if self.context.data.train.fixed else seed)
         answers, places = self._kept[seed]
@@ -234,7 +234,8 @@ class Teacher:
         needed_bytes = 4 * repeat * len(self.context.data.train) * (settings.network.classes + 3)
         return moment.seed if 0 < needed_bytes <= settings.keep_glances_mib << 20 else None
 
-    def _see(self, images: Tensor, labels: Tensor) -> Lesson:
+    def see(self, images: Tensor, labels: Tensor) -> Lesson:
+        """The lesson of any images."""
         settings = self.context.net.settings
         found: list[tuple[Tensor, Places]] = []
         # In full precision, since fp16 may overflow.
@@ -259,7 +260,7 @@ class Teacher:
         with interruptible():  # it takes minutes and changes nothing, so it may be interrupted
             batches = scene_batches(train, view, order, seed, context.workers)
             for rows, (images, labels) in zip(order, batches, strict=True):
-                found.append(self._see(images.to(device), labels.to(device)))
+                found.append(self.see(images.to(device), labels.to(device)))
                 if context.on_progress is not None:
                     context.on_progress("backbone as teacher", rows[-1] + 1, len(train))
         self._seconds = (time.perf_counter() - started) / max(1, len(train))
