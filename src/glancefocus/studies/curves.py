@@ -216,7 +216,10 @@ def anytime_result(measured: Measured) -> Result:
     drawing = Drawing(
         figure, "Accuracy if the network is stopped after each look, and of the plain backbone on resized images."
     )
-    return Result([table], {"anytime": drawing}, remarks=[sentence("anytime")])
+    sizes = [f"{name} ({cost / 1e6:,.1f}M)" for name, (cost, _) in dots.items()]
+    plain = [Row("plain backbone", [[share for _, share in dots.values()]])]
+    resized = Table("backbone", "The plain backbone on resized images, %", sizes, plain, measured.images)
+    return Result([table, resized], {"anytime": drawing}, remarks=[sentence("anytime")])
 
 
 def means_of(row: Row) -> list[float]:
