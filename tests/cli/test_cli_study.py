@@ -35,10 +35,18 @@ def test_a_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "studies").exists()
 
 
+def test_a_plan_takes_the_speed_of_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("heatmap", "--plan", "--speed", "2", "--json", "-o", str(tmp_path)) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["where"] == "at 2T multiply-adds a second"
+    assert plan["hours"] == pytest.approx(plan["macs"] / 2e12 / 3600)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["ablatoin"], "there is no study named 'ablatoin'. Did you mean 'ablation' or 'main'?"),
+        (["heatmap", "--plan", "--speed", "0"], "--speed must be a number above 0"),
         (["video", "signs"], "at scale tiny the study video uses the built-in data set gestures, but got signs."),
         (["rewards", "--scale", "paper"], "at scale paper needs the paper's data."),
         (["rewards", "nowhere/"], "there is no data set named 'nowhere'"),

@@ -10,6 +10,7 @@ from glancefocus.exits.table import LookTable
 from glancefocus.studies.budgets import accuracies_at, at_random, budget_curve, look_columns
 from glancefocus.studies.curves import cheapest_at, envelope
 from glancefocus.studies.pictures import Places, _shares
+from glancefocus.studies.tables import hit_tables
 
 
 def made_up_table() -> LookTable:
@@ -62,6 +63,24 @@ def test_rewards_of_a_place_are_compared_with_the_glance_or_with_the_mean_of_all
     assert places.contrastive.ravel().tolist() == pytest.approx([-0.3, -0.1, 0.1, 0.3])
     assert _shares([places.increment]) == [1.0, 0.0, 0.0]  # every place is rewarded
     assert _shares([places.contrastive]) == [0.0, 0.0, 1.0]
+
+
+@dataclass
+class Aimed:
+    """A finished run whose focus looks show the object this often; None: its place is unknown."""
+
+    found: list[float] | None
+
+    def hits(self) -> list[float] | None:
+        return self.found
+
+
+def test_hits_are_shown_only_where_the_place_of_the_object_is_known() -> None:
+    known: Any = {"one": [Aimed([0.3, 0.2]), Aimed([0.5, 0.4])], "other": [Aimed([0.1, 0.0]), Aimed([0.1, 0.0])]}
+    (table,) = hit_tables("hits", known, images=10)
+    assert list(table.columns) == ["look 2", "look 3"]
+    assert [row.mean(0) for row in table.rows] == pytest.approx([0.4, 0.1])
+    assert hit_tables("hits", {**known, "photographs": [Aimed(None)]}, images=10) == []
 
 
 def test_columns_are_named_as_in_the_paper() -> None:

@@ -151,12 +151,18 @@ def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tupl
     for number, (name, points) in enumerate(curves.items()):
         costs, shares = [p["mean_macs"] / 1e6 for p in points], [100 * p["accuracy"] for p in points]
         axes.plot(costs, shares, label=name, markersize=4, linewidth=1.5, markevery=3, **LINES[number % len(LINES)])
-    for name, (macs, share) in (dots or {}).items():
+    for number, (name, (macs, share)) in enumerate((dots or {}).items()):
         axes.plot(macs / 1e6, 100 * share, "D", color=GREY, markersize=6)
-        axes.annotate(name, (macs / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
+        label_dot(axes, name, (macs / 1e6, 100 * share), number)
     cost_axis(axes, "multiply-adds per image (millions")
     legend_above(figure, axes)
     return figure
+
+
+def label_dot(axes: Any, name: str, place: tuple[float, float], number: int) -> None:
+    """The name of a dot to the left of it, below and above in turn, so that neighbours do not overlap."""
+    offset = (-4, -10) if number % 2 == 0 else (-4, 5)
+    axes.annotate(name, place, xytext=offset, textcoords="offset points", fontsize=7, ha="right")
 
 
 def at_random(point: Point, after_look: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from glancefocus.evaluation.rivals import answer_resized, image_size, patch_side
 from glancefocus.exits.curve import Point
 from glancefocus.network.macs import count_costs
 from glancefocus.network.presets import PRESETS, family_of
-from glancefocus.studies.budgets import budget_curve, curves_figure, legend_above, look_columns
+from glancefocus.studies.budgets import budget_curve, curves_figure, label_dot, legend_above, look_columns
 from glancefocus.studies.catalogue import networks, sentence
 from glancefocus.studies.networks import Run, Scope, backbone_run, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table
@@ -68,7 +68,13 @@ def envelope(curves: Sequence[Sequence[Point]]) -> tuple[list[float], list[float
     return macs, shares
 
 
-COMPARED = ("backbone, %", "backbone, M", "best, %", "M at the backbone's accuracy", "times fewer")
+COMPARED = (
+    "backbone, %",
+    "backbone, million multiply-adds",
+    "glancefocus at its best, %",
+    "million multiply-adds at the backbone's accuracy",
+    "times fewer",
+)
 
 
 def compared_row(name: str, curves: Sequence[Sequence[Point]], dots: Dots) -> Row:
@@ -135,7 +141,7 @@ def main_figure(curves: Mapping[str, Sequence[Point]], dots: Dots, with_others: 
     axes.plot([], [], color="#AAAAAA", label="one network")
     for number, (name, (cost, share)) in enumerate(dots.items()):
         axes.plot(cost / 1e6, 100 * share, "D", color=RED, label="plain backbone" if number == 0 else None)
-        axes.annotate(name, (cost / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
+        label_dot(axes, name, (cost / 1e6, 100 * share), number)
     if with_others:
         low, high = min(macs) / 4, 4 * max(macs)
         for number, other in enumerate(each for each in networks("imagenet") if low <= each.macs <= high):
@@ -210,7 +216,10 @@ def anytime_result(measured: Measured) -> Result:
     drawing = Drawing(
         figure, "Accuracy if the network is stopped after each look, and of the plain backbone on resized images."
     )
-    return Result([table], {"anytime": drawing}, remarks=[sentence("anytime")])
+    sizes = [f"{name} ({cost / 1e6:,.1f}M)" for name, (cost, _) in dots.items()]
+    plain = [Row("plain backbone", [[share for _, share in dots.values()]])]
+    resized = Table("backbone", "The plain backbone on resized images, %", sizes, plain, measured.images)
+    return Result([table, resized], {"anytime": drawing}, remarks=[sentence("anytime")])
 
 
 def means_of(row: Row) -> list[float]:
@@ -224,7 +233,7 @@ def anytime_figure(lines: Mapping[str, Sequence[tuple[float, float]]], dots: Dot
         axes.plot([m / 1e6 for m, _ in points], [100 * s for _, s in points], label=name, **LINES[number % len(LINES)])
     for number, (name, (macs, share)) in enumerate((dots or {}).items()):
         axes.plot(macs / 1e6, 100 * share, "D", color=RED, label="plain backbone" if number == 0 else None)
-        axes.annotate(name, (macs / 1e6, 100 * share), xytext=(5, -10), textcoords="offset points", fontsize=7)
+        label_dot(axes, name, (macs / 1e6, 100 * share), number)
     cost_axis(axes, "multiply-adds per image (millions")
     legend_above(figure, axes)
     return figure
