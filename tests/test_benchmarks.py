@@ -329,3 +329,16 @@ def test_answers_by_parts_are_compared_with_those_of_decoded_pictures(
     assert found["ratio"] == 2.5
     assert (found["by_parts_per_second"], found["same_answers"], found["same_looks"]) == (1.0, 2, 2)
     assert found["largest_difference_of_probabilities"] == 0
+
+
+def test_each_half_is_measured_with_the_weights_that_the_other_half_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    kept_weights = importlib.import_module("kept_weights")
+    one, two = torch.randperm(8, generator=torch.Generator().manual_seed(0)).tensor_split(2)
+    labels = torch.zeros(8, dtype=torch.long)
+    start, end = torch.tensor([[0.0, 1.0]]).repeat(8, 1), torch.tensor([[0.0, 1.0]]).repeat(8, 1)
+    start[one] = torch.tensor([4.0, 0.0])  # on the first half the start is right, on the second half the end
+    end[two] = torch.tensor([4.0, 0.0])
+    body = kept_weights.body_of({0.0: start, 1.0: end}, labels, "Made up.")
+    assert "| 0 | 50.0 |" in body
+    assert "chose shares of 0 and 1; with the choice of the other half the accuracy is 0.0 % (8 images)" in body

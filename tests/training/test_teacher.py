@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import glancefocus as gf
-from glancefocus.data.splits import MemorySplit
+from glancefocus.data.splits import MemorySplit, Split
 from glancefocus.errors import BadSetting
 from glancefocus.look import Look, as_batch
 from glancefocus.network.model import GlanceFocus
@@ -250,7 +250,7 @@ def test_an_encoder_ends_at_the_best_point_between_its_start_and_what_it_learnt(
     start, learnt = small_net().focus_encoder, small_net().focus_encoder
     with torch.no_grad():
         for weight in learnt.parameters():
-            weight += 8.0
+            weight.add_(8.0)
     first, name = next(iter(start.parameters())).detach().clone(), next(iter(dict(learnt.named_parameters())))
 
     def kept(wanted: float) -> tuple[float, float]:
@@ -296,7 +296,7 @@ def test_a_stage_that_learns_nonsense_from_few_images_ends_where_it_started(
     encoder = net.glance_encoder if stage == "glance" else net.focus_encoder
     start = copy.deepcopy(encoder)
     built = build_stage(stage, context)
-    for step, rows in enumerate(torch.arange(24).split(4)):
+    for step, rows in enumerate(torch.split(torch.arange(24), 4)):
         images, labels = next(iter(context.data.train.batches([rows.tolist()])))
         built.update(images, labels, Moment(0.1 + step / 10, torch.Generator().manual_seed(step), rows, 1))
     learnt = own_accuracy(encoder, context.data.val)
@@ -331,7 +331,7 @@ def learn_colours(encoder: Encoder) -> None:
     assert own_accuracy(encoder, split) == 1.0
 
 
-def own_accuracy(encoder: Encoder, split: MemorySplit) -> float:
+def own_accuracy(encoder: Encoder, split: Split) -> float:
     images, labels = next(iter(split.batches([list(range(len(split)))])))
     encoder.eval()
     with torch.inference_mode():

@@ -200,10 +200,10 @@ class InitialiseStage:
         return {"loss": loss, "accuracy": accuracy}
 
     def validate(self, split: Split) -> Numbers:
-        answers, labels = self._answers(split)
+        answers, labels = self.answers(split)
         return {"val_accuracy": [int((answers.argmax(dim=1) == labels).sum()) / len(split)]}
 
-    def _answers(self, split: Split) -> tuple[Tensor, Tensor]:
+    def answers(self, split: Split) -> tuple[Tensor, Tensor]:
         """(N, classes) the answers of the encoder's own head, and (N,) the labels."""
         self.encoder.eval()
         step = self.context.accelerator.unwrap_model(self.step)
@@ -223,7 +223,7 @@ class InitialiseStage:
             return None
         with interruptible():
             share = keep_best_between(
-                self.teacher.encoder, self.encoder, lambda: calibrated_loss(*self._answers(self.data.val))
+                self.teacher.encoder, self.encoder, lambda: calibrated_loss(*self.answers(self.data.val))
             )
         return kept_words(self.name, share)
 

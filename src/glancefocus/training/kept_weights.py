@@ -92,7 +92,7 @@ def keep_best_focus(context: TrainingContext, teacher: Teacher, settings: Recogn
         def loss() -> float:
             total = 0.0
             for images in seen:
-                answers = [encoder.own_head(encoder(some).vector).float() for some in images.split(at_once)]
+                answers = [encoder.own_head(encoder(some).vector).float() for some in torch.split(images, at_once)]
                 total += calibrated_loss(torch.cat(answers), labels)
             return total
 

@@ -283,6 +283,8 @@ class TrainingLoop:
         """Keep the plain backbone, the baseline to beat, in the run's folder, with timm's names."""
         if self.context.accelerator.is_main_process:
             save_weights(self.folder / BACKBONE_FILE, self.context.net.focus_encoder.backbone)
+        # The next stage of every process may read it as its teacher.
+        self.context.accelerator.wait_for_everyone()
 
 
 def _add(sums: Numbers, numbers: Numbers) -> None:
