@@ -139,6 +139,17 @@ def measured(kind: str, megapixels: float, folder: Path, source: Any, options: a
     return row
 
 
+def measured_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows that the options ask for."""
+    source = material(options.photos)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        return [
+            measured(kind, megapixels, Path(folder), source, options)
+            for kind in options.kinds
+            for megapixels in options.megapixels
+        ]
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     def cell(told: dict[str, Any], name: str, times: float = 1, digits: int = 0) -> str:
         return f"{times * told[name]:,.{digits}f}" if name in told else "-"
@@ -172,15 +183,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the pictures are made, one after the other; up to 1 GB each")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rows", nargs="+", type=Path, help="measure nothing: rows of earlier runs with --json")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args(arguments)
-    source = material(options.photos)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = [
-            measured(kind, megapixels, Path(folder), source, options)
-            for kind in options.kinds
-            for megapixels in options.megapixels
-        ]
+    rows = [row for file in options.rows or () for row in json.loads(file.read_text())["rows"]] or measured_rows(
+        options
+    )
     if options.json:
         print(json.dumps({"rows": rows}, indent=1))
         return

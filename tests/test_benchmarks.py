@@ -1,5 +1,6 @@
 """The benchmarks' arithmetic, on numbers worked out by hand and on a tiny network; how fast it is, is not a matter of tests."""
 
+import argparse
 import importlib
 import json
 import math
@@ -283,7 +284,7 @@ def test_pictures_of_any_size_are_made_and_their_costs_are_put_into_a_table(
     source = pyvips.Image.black(64, 48, bands=3).copy(interpretation="srgb")
     for kind in ("jpeg", "tiff"):
         assert read_picture(large.make(tmp_path, 0.09, kind, source)).size == (300, 300)
-    measured = {"seconds": 0.1234, "grown_mib": 5.6}
+    measured = {"first": 2.5, "seconds": 0.1234, "grown_mib": 5.6}
     rows = [
         {
             "kind": "tiff",
@@ -295,7 +296,10 @@ def test_pictures_of_any_size_are_made_and_their_costs_are_put_into_a_table(
         }
     ]
     last = large.table(rows).splitlines()[-1]
-    assert last == "| pyramid in a TIFF | 1,024 | 1.2 | 123 | 6 | - | - | 70.0 |"
+    assert last == "| pyramid in a TIFF | 1,024 | 1.2 | 2,500 | 123 | 6 | - | - | 70.0 |"
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
+    large.main(["--rows", str(tmp_path / "rows.json"), "--write", str(tmp_path / "results.md")])
+    assert last in (tmp_path / "results.md").read_text()
 
 
 def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -312,6 +316,46 @@ def test_the_tables_of_a_study_become_a_section_of_the_results(monkeypatch: pyte
     text = file.read_text()
     assert "## Study `rewards`: rewards\n\n    gf study rewards\n\na machine\n\nOne seed.\n\n**A table**" in text
     assert "drawn" not in text  # figures stay in the folder of the study
+
+
+def test_folders_of_large_pictures_are_made_of_photographs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pyvips")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    large_folder = importlib.import_module("large_folder")
+    (tmp_path / "photos").mkdir()
+    for number in range(8):
+        Image.new("RGB", (60, 40), (20 * number, 0, 0)).save(tmp_path / "photos" / f"{number}.jpg")
+    options = argparse.Namespace(count=16, distinct=8, kinds="mixed", megapixels=0.0384)
+    large_folder.make(tmp_path / "made", tmp_path / "photos", options)
+    files = sorted((tmp_path / "made").iterdir())
+    assert len({file.stat().st_ino for file in files}) == 8  # the others are links
+    assert {read_picture(file).size for file in files} == {(240, 160)}
+
+
+def test_aims_at_a_sign_lead_to_it_in_scenes_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a scene of four times the side one look more is taken."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    wide = importlib.import_module("wide_signs")
+    assert [wide.steps_of(height) for height, _ in wide.SIZES] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
+    net = wide.network().eval()
+    for size in wide.SIZES:
+        drawn = wide.Drawn(size, range(1, 5), net.settings.view)
+        with torch.no_grad():
+            looks, loss = wide.episode(net, drawn, own=0.0, deviation=0.0, rng=torch.Generator().manual_seed(0))
+        top, left, height, width = wide.region_of(net, looks[-1], drawn.sizes).T
+        box = drawn.boxes.T
+        assert (height == wide.PX).all()
+        assert ((top <= box[0]) & (left <= box[1]) & (box[2] <= top + height) & (box[3] <= left + width)).all()
+        assert loss > 0
+
+
+def test_exits_of_a_zooming_network_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first image is sure at its first look and wrong, the second at its last look and right."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    wide = importlib.import_module("wide_signs")
+    logits = torch.tensor([[[9.0, 0.0], [0.1, 0.0]], [[0.0, 9.0], [9.0, 0.0]]])
+    assert wide.exits({"logits": logits, "labels": torch.tensor([1, 0])}, 0.9) == (0.5, 1.5)
+    assert wide.exits({"logits": logits, "labels": torch.tensor([1, 0])}, 1.0) == (1.0, 2.0)
 
 
 def test_answers_by_parts_are_compared_with_those_of_decoded_pictures(

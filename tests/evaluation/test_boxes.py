@@ -3,7 +3,16 @@
 import pytest
 from PIL import Image, ImageColor
 
-from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG, LookDrawn, described, draw_looks, enlargement
+from glancefocus.evaluation.boxes import (
+    RIGHT,
+    UNKNOWN,
+    WRONG,
+    LookDrawn,
+    described,
+    draw_looks,
+    draw_strip,
+    enlargement,
+)
 from glancefocus.settings import View, native, whole
 
 GREY = (128, 128, 128)
@@ -187,3 +196,11 @@ def test_where_the_label_is_known_the_tag_shows_the_confidence_in_it() -> None:
     assert (right.tag, right.caption) == ("3  0.97", "3 focus: 50  0.97")
     first = LookDrawn((0, 0, 9, 9), number=1, confidence=0.5, label="50", right=None)
     assert first.caption == "1 first: 50  0.50"  # a network without a glance
+
+
+def test_the_tag_of_a_tiny_box_in_the_overview_of_a_large_picture_is_beside_it() -> None:
+    drawn = draw_strip([grey(960, 960)], [focus((400, 500, 408, 508), right=True)], trail=True)
+    tag_below = [drawn.getpixel((402, y)) for y in range(509, 540)]
+    assert drawn.getpixel((404, 504)) == drawn.getpixel((401, 501))  # the box itself, filled by its outline
+    assert drawn.getpixel((420, 504)) == (128, 128, 128)  # no tag beside it
+    assert any(pixel != (128, 128, 128) for pixel in tag_below)

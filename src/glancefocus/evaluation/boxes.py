@@ -172,7 +172,9 @@ def _marked(
         draw.line(middles, fill=_TEXT, width=max(1, line_px // 2))
     for look, box in zip(looks, boxes, strict=True):
         _draw_box(draw, box, look.colour, line_px if look.box is not None else max(1, line_px // 2))
-    taken: list[Box] = []  # tags are drawn after all boxes, so that no line crosses a number
+    # Tags are drawn after all boxes, so that no line crosses a number; where boxes are tiny, tags are beside them.
+    tiny_px = 10 * line_px if trail else 0
+    taken = [box for box in boxes if max(box[2] - box[0], box[3] - box[1]) < tiny_px]
     for look, box in zip(looks, boxes, strict=True):
         _draw_tag(draw, look, box, (width, height), font, taken)
     return canvas
