@@ -46,7 +46,7 @@ class ServeOptions:
     full_batch: BatchSize = 32
     """Pictures that take a look together, at most."""
     decoders: Processes | None = None
-    """Processes that decode pictures. Default: one for each CPU core, at most 4."""
+    """Processes that decode pictures. Default: one for every two CPU cores, at most 4."""
     allow_paths: Path | None = None
     """A folder: requests in JSON may name pictures in it by their path. Default: paths are refused."""
     max_body_mb: Mebibytes = 32
@@ -108,7 +108,7 @@ class ServeOptions:
             full_batch=self.full_batch,
             latency_p99_ms=self.latency_p99_ms,
             budget_macs=self.budget_macs,
-            decoders=self.decoders or min(4, os.cpu_count() or 1),
+            decoders=self.decoders or max(1, min(4, (os.cpu_count() or 1) // 2)),
             limits=Limits(
                 body_bytes=self.max_body_mb << 20,
                 pictures=self.max_pictures,

@@ -18,13 +18,14 @@ import torch
 
 from glancefocus.bundle.answers import Answer, answers_of, steps_of
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.viewing import Viewed
 from glancefocus.errors import BadImage, GlancefocusError, UnknownName
 from glancefocus.loop import Deadline
 from glancefocus.serving.controller import BudgetController, default_stopping, levels_of
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.metrics import Metrics
 from glancefocus.serving.requests import Asked, Limits, Refused, Upload
-from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, Stopping
+from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, LookTimes, Stopping
 from glancefocus.stream import FULL_BATCH
 
 _log = logging.getLogger(__name__)
@@ -79,29 +80,46 @@ class Served:
         limit_ms = settings.latency_p99_ms
         usual = default_stopping(self.bundle, settings.budget_macs)
         self.controller = BudgetController([usual] if limit_ms is None else levels_of(self.bundle, usual), limit_ms)
-        self.scheduler = self._new_scheduler()
+        self.times: list[LookTimes] = []
+        self._warm_up()
+        self.scheduler = self._new_scheduler(self.times)
         self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
         self.pending = 0
         self._stepped, self._was_idle = 0.0, True
         self._rules: dict[Any, Stopping] = {}
-        self._warm_up()
 
-    def _new_scheduler(self) -> LookScheduler:
+    def _new_scheduler(self, times: Sequence[LookTimes]) -> LookScheduler:
         return LookScheduler(
             self.bundle,
             self.controller.stopping,
             batching=self.settings.batching,
             full_batch=self.settings.full_batch,
             patience_ms=self.settings.latency_p99_ms or PATIENCE_MS,
+            times=times,
         )
 
     def _warm_up(self) -> None:
-        """Look at grey pictures: memory is allocated, graphs are compiled, and a network that answers NaN is noticed."""
-        network = self.bundle.settings
+        """Look at grey pictures: memory is allocated, graphs are compiled, a network that answers NaN is noticed, looks are timed."""
+        network, most = self.bundle.settings, self.settings.full_batch
         shape = (3, network.view.height_px, network.view.width_px)
         grey = torch.full(shape if network.frames == 1 else (network.frames, *shape), 127, dtype=torch.uint8)
-        for count in sorted({1, 2, self.settings.full_batch}):
-            self.bundle.predict([grey] * count, looks=network.looks, batch_size=count)
+        self.bundle.predict([grey], looks=network.looks)  # raises if it answers NaN
+        seconds: dict[tuple[int, int], float] = {}
+        for count in (1, 2, most, 1, most):
+            unlimited = [LookTimes(fixed_s=1e6)] * network.looks
+            scheduler = self._new_scheduler(unlimited)
+            every = Stopping(self.bundle.exit_rule(looks=network.looks))
+            for _ in range(count):
+                scheduler.add(Job(Viewed(grey), 0.0, every))
+            while scheduler.pending:
+                scheduler.step()
+                if (step := scheduler.last_step) is not None:
+                    place = (step.look, count)
+                    seconds[place] = min(step.seconds, seconds.get(place, math.inf))
+        self.times = [
+            LookTimes.measured(seconds[look, 1], seconds[look, most], most, 1 / (network.looks - look + 1))
+            for look in range(1, network.looks + 1)
+        ]
 
     def stopping_for(self, asked: Asked) -> Stopping | None:
         """The thresholds that a request asks for; None: those in force. Raises BadSetting and BadBudget.
@@ -146,7 +164,7 @@ class Served:
     def give_up(self) -> list[Job]:
         """All jobs, which cannot be answered because the network has failed; a new scheduler is ready for the next ones."""
         jobs = self.scheduler.jobs()
-        self.scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler(self.times)
         return jobs
 
 
