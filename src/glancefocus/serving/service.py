@@ -80,8 +80,7 @@ class Served:
         limit_ms = settings.latency_p99_ms
         usual = default_stopping(self.bundle, settings.budget_macs)
         self.controller = BudgetController([usual] if limit_ms is None else levels_of(self.bundle, usual), limit_ms)
-        self.times: list[LookTimes] = []
-        self._warm_up()
+        self.times = self._warm_up()
         self.scheduler = self._new_scheduler(self.times)
         self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
         self.pending = 0
@@ -98,16 +97,15 @@ class Served:
             times=times,
         )
 
-    def _warm_up(self) -> None:
-        """Look at grey pictures: memory is allocated, graphs are compiled, a network that answers NaN is noticed, looks are timed."""
+    def _warm_up(self) -> list[LookTimes]:
+        """Look at grey pictures: memory is allocated, graphs are compiled, NaN is noticed, and looks are timed."""
         network, most = self.bundle.settings, self.settings.full_batch
         shape = (3, network.view.height_px, network.view.width_px)
         grey = torch.full(shape if network.frames == 1 else (network.frames, *shape), 127, dtype=torch.uint8)
         self.bundle.predict([grey], looks=network.looks)  # raises if it answers NaN
         seconds: dict[tuple[int, int], float] = {}
         for count in (1, 2, most, 1, most):
-            unlimited = [LookTimes(fixed_s=1e6)] * network.looks
-            scheduler = self._new_scheduler(unlimited)
+            scheduler = self._new_scheduler([LookTimes(fixed_s=1e6)] * network.looks)
             every = Stopping(self.bundle.exit_rule(looks=network.looks))
             for _ in range(count):
                 scheduler.add(Job(Viewed(grey), 0.0, every))
@@ -116,7 +114,7 @@ class Served:
                 if (step := scheduler.last_step) is not None:
                     place = (step.look, count)
                     seconds[place] = min(step.seconds, seconds.get(place, math.inf))
-        self.times = [
+        return [
             LookTimes.measured(seconds[look, 1], seconds[look, most], most, 1 / (network.looks - look + 1))
             for look in range(1, network.looks + 1)
         ]
@@ -199,7 +197,7 @@ class Service:
     def start(self) -> None:
         """Start to load the bundles, the processes and the thread; `ready` is set when all is done."""
         self._loop = asyncio.get_running_loop()
-        self._loading = asyncio.create_task(self._load())
+        self.loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
         try:
@@ -210,14 +208,19 @@ class Service:
         except Exception as error:
             self.failure = error
             self.on_failure()
-            return
-        self._thread.start()
-        self.ready = True
+        else:
+            self._thread.start()
+            self.ready = True
+
+    @property
+    def computes(self) -> bool:
+        """Whether the thread runs, or need not run yet."""
+        return self._thread.is_alive() or not self.ready
 
     async def stop(self) -> None:
         """Answer what was accepted, and end."""
         self.ready = False
-        self._loading.cancel()
+        self.loading.cancel()
         while any(served.pending for served in self._computing):
             await asyncio.sleep(0.01)
         self._ending = True
@@ -328,9 +331,8 @@ class Service:
         finally:
             self.metrics.decoding.observe(time.perf_counter() - began)
             self.metrics.restarts.set(self.decoders.restarts)
-        deadline = None
-        if asked.deadline_ms is not None:
-            deadline = Deadline(time.perf_counter, came, came + asked.deadline_ms / 1000)
+        limit_ms = asked.deadline_ms
+        deadline = None if limit_ms is None else Deadline(time.perf_counter, came, came + limit_ms / 1000)
         job = PictureJob(decoded.viewed(), came, stopping, deadline, asked=asked)
         job.answer = self._loop.create_future()
         served.inbox.put(job)
