@@ -110,6 +110,10 @@ def test_charts_show_what_was_answered(open_page: Callable[..., Page], running: 
     expect(page.locator("#throughput rect").first).to_be_attached()
     expect(page.locator("#exits-words")).to_contain_text("look 2:")
     assert "median" in (page.locator("#latency").get_attribute("aria-label") or "")
+    for times in page.locator(".times").all():
+        expect(times).to_have_text("2 min ago1 min agonow")
+    expect(page.locator("#exits-most")).to_have_text("100\u00a0%")
+    expect(page.locator("#latency-most")).to_contain_text("ms")
 
 
 def test_everything_can_be_reached_with_the_keyboard(open_page: Callable[..., Page], photo: Path) -> None:

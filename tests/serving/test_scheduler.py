@@ -1,5 +1,6 @@
 """Looks that are shared by many requests: which rows are computed next, and that this never changes an answer."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.loop import Deadline
 from glancefocus.outcome import Outcome
-from glancefocus.serving.scheduler import Answered, Job, LookScheduler, Pool, Stopping
+from glancefocus.serving.scheduler import Answered, Job, LookScheduler, LookTimes, Pool, Stopping
 
 
 class Clock:
@@ -157,57 +158,87 @@ def test_nothing_is_computed_where_nothing_waits(made: Callable[..., LookSchedul
     assert scheduler.last_step is None
 
 
-def test_a_pool_is_worth_its_waiting_time_over_the_time_of_the_look() -> None:
-    # 8 rows have waited for 50 ms each, and a millisecond for being there; the look costs as much as 8 + 8 rows.
-    assert Pool(1, 8, since=10.0).worth(10.05) == pytest.approx(8 * 0.051 / 16)
-    assert Pool(1, 8, since=10.0).worth(9.0) == pytest.approx(8 * 0.001 / 16)  # waiting times are never negative
+def test_a_pool_is_worth_the_answers_that_a_second_of_its_look_brings() -> None:
+    times = LookTimes(fixed_s=0.02, row_s=0.01, exits=0.5)
+    # 4 of 8 rows are expected to stop, after 100 ms; they have waited for half of the patience.
+    assert Pool(1, 8, since=10.0).worth(10.05, times, patience_s=0.1) == pytest.approx(8 * 0.5 * 1.5 / 0.1)
+    assert Pool(1, 8, since=10.0).worth(9.0, times, patience_s=0.1) == pytest.approx(40)  # never waited less than 0
 
 
-def test_a_fuller_batch_comes_first_and_later_looks_win_ties(
+def test_times_of_a_look_come_from_one_row_and_from_many() -> None:
+    times = LookTimes.measured(one_s=0.030, many_s=0.170, many=8)  # 20 ms for each row more, so 10 ms beside them
+    assert (times.fixed_s, times.row_s) == (pytest.approx(0.010), pytest.approx(0.020))
+    assert times.seconds(3) == pytest.approx(0.070)
+    assert LookTimes.measured(one_s=0.030, many_s=0.300, many=8).fixed_s == 0.0  # many rows were slower than one by one
+    assert LookTimes.measured(one_s=0.030, many_s=0.030, many=1).row_s == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize(("fixed_s", "rows"), [(0.0, 1), (0.005, 5), (0.1, 90)])
+def test_a_batch_is_full_when_the_fixed_cost_is_a_tenth_of_it(fixed_s: float, rows: int) -> None:
+    assert LookTimes(fixed_s=fixed_s, row_s=0.01).full_batch() == rows
+
+
+def test_exit_shares_follow_the_rows_that_were_computed() -> None:
+    times = LookTimes(exits=0.5)
+    times.stopped(8, of=8)
+    assert times.exits == pytest.approx(1 - 0.5 * math.exp(-8 / 200))
+    for _ in range(200):
+        times.stopped(2, of=8)
+    assert times.exits == pytest.approx(0.25, abs=0.001)
+
+
+def test_a_short_look_that_answers_many_comes_before_a_long_one_until_that_has_waited(
     made: Callable[..., LookScheduler], pictures: torch.Tensor
 ) -> None:
-    scheduler = made(full_batch=32)
-    never = Stopping(scheduler.bundle.exit_rule(looks=3))
-    for picture in pictures[:3]:
-        scheduler.add(job(scheduler, picture, stopping=never))
-    scheduler.step()
-    for picture in pictures[3:8]:
-        scheduler.add(job(scheduler, picture, stopping=never))
-    assert scheduler.next_look(0.0) == 0  # 5 new ones against 3
-    scheduler.step()
-    assert {pool.number: pool.rows for pool in scheduler.pools()} == {1: 8}
-    for picture in pictures[8:16]:
-        scheduler.add(job(scheduler, picture, stopping=never))
-    assert scheduler.next_look(0.0) == 1  # 8 against 8: the ones that are nearer to their answer
-
-
-def test_a_picture_that_has_waited_long_comes_before_a_fuller_batch(
-    made: Callable[..., LookScheduler], pictures: torch.Tensor
-) -> None:
-    scheduler = made(full_batch=8)
+    glance, second, third = LookTimes(0.0, 0.010, 0.6), LookTimes(0.0, 0.030, 0.9), LookTimes(0.0, 0.030, 1.0)
+    scheduler = made(patience_ms=100, times=[glance, second, third])
     never = Stopping(scheduler.bundle.exit_rule(looks=3))
     scheduler.add(job(scheduler, pictures[0], stopping=never))
     scheduler.step()
-    scheduler.clock.now = 0.010
-    for picture in pictures[1:8]:
-        scheduler.add(job(scheduler, picture, stopping=never))
-    assert scheduler.next_look(0.020) == 0  # 1 x 21 / 9 = 2.3 against 7 x 11 / 15 = 5.1
-    scheduler.clock.now = 0.079
-    for one in scheduler.jobs()[:7]:
-        one.came = 0.079
-    assert scheduler.next_look(0.080) == 1  # 1 x 81 / 9 = 9 against 7 x 2 / 15 = 0.9
+    glance.exits = 0.6
+    scheduler.clock.now = 0.05
+    scheduler.add(job(scheduler, pictures[1], stopping=never))
+    assert scheduler.next_look(0.05) == 0  # 0.6 / 10 ms = 60 a second against 1.5 x 0.9 / 30 ms = 45
+    for one in scheduler.jobs()[:1]:
+        one.came = 0.15
+    assert scheduler.next_look(0.15) == 1  # 60 against 2.5 x 0.9 / 30 ms = 75
 
 
-def test_a_near_deadline_comes_before_a_fuller_batch(
+def test_looks_that_cost_nothing_beside_their_rows_are_computed_row_by_row(
     made: Callable[..., LookScheduler], pictures: torch.Tensor
 ) -> None:
-    scheduler = made(full_batch=8, patience_ms=100)
+    scheduler = made(times=[LookTimes(0.0, 0.01), LookTimes(0.0, 0.01), LookTimes(0.0, 0.01)])
+    for picture in pictures[:3]:
+        scheduler.add(job(scheduler, picture))
+    scheduler.step()
+    assert scheduler.last_step is not None
+    assert scheduler.last_step.rows == 1
+
+
+def test_the_deeper_of_two_looks_that_are_worth_the_same_comes_first(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    same = [LookTimes(exits=0.5), LookTimes(exits=0.5), LookTimes(exits=0.5)]
+    scheduler = made(times=same)
     never = Stopping(scheduler.bundle.exit_rule(looks=3))
-    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1 x 91 / 9 against 7 x 1 / 15.
+    scheduler.add(job(scheduler, pictures[0], stopping=never))
+    scheduler.step()
+    same[0].exits = 0.5
+    scheduler.add(job(scheduler, pictures[1], stopping=never))
+    assert scheduler.next_look(0.0) == 1
+
+
+def test_a_near_deadline_counts_as_time_that_was_waited(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    times = [LookTimes(0.0, 0.01, 0.6), LookTimes(0.0, 0.01, 0.4), LookTimes()]
+    scheduler = made(patience_ms=100, times=times)
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1.9 x 0.4 against 1 x 0.6.
     scheduler.add(job(scheduler, pictures[0], stopping=never, deadline=Deadline(scheduler.clock, 0.0, 0.010)))
     scheduler.step()
-    for picture in pictures[1:8]:
-        scheduler.add(job(scheduler, picture, stopping=never))
+    times[0].exits = 0.6
+    scheduler.add(job(scheduler, pictures[1], stopping=never))
     assert scheduler.next_look(0.0) == 1
 
 

@@ -3,7 +3,6 @@
 Answers are written in the order of the files, as soon as they are computed. Memory does not grow with the number of files.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ from glancefocus.cli.predict_output import (
     make_folder,
     opened_output,
     print_remarks,
+    standard_input,
 )
 from glancefocus.errors import BadImage, BadSetting, UnknownName
 from glancefocus.progress import Progress
@@ -93,6 +93,9 @@ class PredictOptions:
     Press Ctrl-C to stop."""
     max_frames: Count | None = None
     """With --camera: stop after this many answers."""
+    ray: Flag = False
+    """Answer on a Ray cluster, the one that the variable RAY_ADDRESS names, otherwise on this machine. FILES is one folder, Parquet
+    file or .tar of a WebDataset; --output is a folder for Parquet files. The same command continues what was interrupted."""
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None
@@ -116,7 +119,8 @@ class PredictOptions:
             raise BadSetting("name the pictures or folders to look at, or a --camera, and not both.")
         if self.max_frames is not None and self.camera is None:
             raise BadSetting("--max-frames is for --camera only. Leave it out, or name a camera.")
-        chosen_form(self.forms, self.output)
+        if not self.ray:
+            chosen_form(self.forms, self.output)
 
     @property
     def forms(self) -> dict[str, bool]:
@@ -150,9 +154,15 @@ def predict(options: PredictOptions) -> int:
     Example: gf predict runs/signs/bundle --camera 0
 
     Example: gf predict http://127.0.0.1:8000 folder/
+
+    Example: gf predict runs/signs/bundle folder/ --ray -o answers
     """
     if options.bundle.startswith(("http://", "https://")):
         return _predict_on_server(options)
+    if options.ray:
+        from glancefocus.cli.predict_server import predict_on_ray
+
+        return predict_on_ray(options)
     from glancefocus.bundle.bundle import load
 
     bundle = load(
@@ -291,7 +301,7 @@ class _Files:
 
     def _view(self, name: Any) -> "Viewed":
         return self.bundle.view(
-            _standard_input() if name == "-" else name,
+            standard_input() if name == "-" else name,
             max_pixels=self.options.max_pixels,
             keep_pictures=self.options.draw is not None,
             progress=self.progress,
@@ -338,16 +348,6 @@ def _names(files: Sequence[str], frames: int) -> list[tuple[str, str | None]]:
     if names.count(("-", None)) > 1:
         raise BadSetting("standard input can be read only once, but - was given several times.")
     return names
-
-
-def _standard_input() -> bytes:
-    from glancefocus.data.images import MAX_BYTES
-    from glancefocus.machine import read_stream
-
-    try:
-        return read_stream(sys.stdin.buffer, MAX_BYTES)
-    except OSError as error:
-        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None
 
 
 def _by_look(numbers: Sequence[float], sizes: int) -> list[list[float]]:

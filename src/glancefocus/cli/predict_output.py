@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glancefocus.cli.main import output
-from glancefocus.errors import BadSetting
+from glancefocus.errors import BadImage, BadSetting
 from glancefocus.files import write_file, write_text
 from glancefocus.progress import Progress
 from glancefocus.values import Answer, lines_kept
@@ -323,3 +323,14 @@ def bars_when_needed(stack: ExitStack) -> Progress:
         bars[0](what, done, total)
 
     return show
+
+
+def standard_input() -> bytes:
+    """One picture from standard input."""
+    from glancefocus.data.images import MAX_BYTES
+    from glancefocus.machine import read_stream
+
+    try:
+        return read_stream(sys.stdin.buffer, MAX_BYTES)
+    except OSError as error:
+        raise BadImage(f"standard input cannot be read: {error.strerror or error}.") from None

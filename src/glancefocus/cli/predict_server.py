@@ -1,17 +1,19 @@
-"""`gf predict http://...`: answers from a running `gf serve` instead of a bundle on this machine."""
+"""`gf predict http://...` and `gf predict --ray`: answers from a running `gf serve`, or from the machines of a Ray cluster."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from glancefocus.cli.serve import TOKEN_VARIABLE
-from glancefocus.errors import BadSetting, UnknownName
+from glancefocus.errors import BadSetting, MissingExtra, UnknownName
 from glancefocus.values import Answer
 
 if TYPE_CHECKING:
     from glancefocus.serving.client import Client
 
-_LOCAL_ONLY = ("budget_ms", "draw", "max_pixels", "camera", "runtime", "light_weights", "threads")
+_NOT_ON_RAY = ("draw", "camera", "max_pixels", "deadline_ms", "json", "jsonl", "csv")
+_LOCAL_ONLY = ("ray", "budget_ms", "draw", "max_pixels", "camera", "runtime", "light_weights", "threads")
 
 
 def open_server(address: str, options: Any) -> tuple["Client", str]:
@@ -72,3 +74,34 @@ def _readable(names: Iterable[tuple[str, str | None]]) -> Iterator[str | bytes]:
             raise BadSetting("standard input cannot be sent to a server. Name a file.")
         if error is None:
             yield name
+
+
+def predict_on_ray(options: Any) -> int:
+    """Write the answers of a source as Parquet; 0 if all pictures were answered, 2 if some could not be read."""
+    for name in _NOT_ON_RAY:
+        if getattr(options, name):
+            raise BadSetting(f"--{name.replace('_', '-')} does not go together with --ray. Leave one of them out.")
+    if len(options.files or ()) != 1:
+        raise BadSetting(f"--ray takes one folder, Parquet file or .tar, but got {len(options.files or ())} names.")
+    if options.output is None or options.output.is_file():
+        raise BadSetting("--ray writes Parquet files into a folder: name it with --output.")
+    try:
+        from glancefocus.serving.ray_jobs import predict_files
+    except ImportError as error:
+        raise MissingExtra((error.name or "ray").partition(".")[0], "ray") from None
+    from glancefocus.bundle.bundle import load
+
+    candidates = len(load(options.bundle).settings.candidates)
+    loading = {"runtime": options.runtime, "light_weights": options.light_weights}
+    counts = predict_files(
+        options.bundle,
+        options.files[0],
+        options.output,
+        topk=options.topk,
+        batch_size=options.batch_size,
+        options={**loading, **({} if options.threads is None else {"threads": options.threads})},
+        **{name: value for name, value in options.stopping(candidates).items() if value is not None},
+    )
+    words = f"{counts['answered']} answered, {counts['failed']} could not be read, {counts['skipped']} had an answer"
+    print(f"gf: {words}; {options.output}", file=sys.stderr)
+    return 2 if counts["failed"] else 0

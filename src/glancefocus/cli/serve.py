@@ -1,13 +1,15 @@
 """`gf serve`: answers over HTTP, with looks that are shared by many requests, and a page to try it."""
 
 import os
+import signal
 import sys
+import threading
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from glancefocus.cli.main import LightWeights, Runtime, Threads, command_options
+from glancefocus.cli.main import Flag, LightWeights, Runtime, Threads, command_options
 from glancefocus.cli.printing import notice
 from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.values import BatchSize, Count, MaxPixels, Mebibytes, Milliseconds, MultiplyAdds, Port, Processes
@@ -48,7 +50,7 @@ class ServeOptions:
     full_batch: BatchSize = 32
     """Largest number of pictures in a batch."""
     decoders: Processes | None = None
-    """Number of processes that decode pictures. Default: one for each CPU core, at most 4."""
+    """Number of processes that decode pictures. Default: one for every two CPU cores, at most 4."""
     allow_paths: Path | None = None
     """A folder on this machine: requests in JSON may give the path of a picture in it. Default: paths are refused."""
     max_body_mb: Mebibytes = 32
@@ -61,6 +63,13 @@ class ServeOptions:
     """Largest number of requests at the same time; more are refused (status 503)."""
     max_waiting: Count = 1024
     """Largest number of pictures, per bundle, that wait for their answer; more are refused (status 503)."""
+    ray: Flag = False
+    """Serve on the machines of a Ray cluster: the one that the variable RAY_ADDRESS names, otherwise this machine. Each replica
+    shares looks between its own requests. Every machine must be able to read the bundles."""
+    replicas: Count = 1
+    """With --ray: smallest number of replicas."""
+    max_replicas: Count | None = None
+    """With --ray: largest number of replicas; more are started when requests wait. Default: the same as --replicas."""
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None
@@ -68,6 +77,10 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.max_body_mb < 1:
             raise BadSetting(f"--max-body-mb must be at least 1, but got {self.max_body_mb}.")
+        if not self.ray and (self.replicas != 1 or self.max_replicas is not None):
+            raise BadSetting("--replicas and --max-replicas are for --ray. Add it, or leave them out.")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise BadSetting(f"--max-replicas {self.max_replicas} is below --replicas {self.replicas}. Raise it.")
         self.named()
 
     def named(self) -> dict[str, str]:
@@ -88,16 +101,15 @@ class ServeOptions:
         """{name: function that loads the bundle}"""
         from glancefocus.bundle.bundle import load
 
+        return {name: partial(load, path, **self.loading()) for name, path in self.named().items()}
+
+    def loading(self) -> dict[str, Any]:
+        """The options of glancefocus.load."""
         return {
-            name: partial(
-                load,
-                path,
-                runtime=self.runtime,
-                threads=self.threads,
-                batch=1 if self.runtime == "auto" else None,
-                light_weights=self.light_weights,
-            )
-            for name, path in self.named().items()
+            "runtime": self.runtime,
+            "threads": self.threads,
+            "batch": 1 if self.runtime == "auto" else None,
+            "light_weights": self.light_weights,
         }
 
     def settings(self) -> "ServiceSettings":
@@ -110,7 +122,7 @@ class ServeOptions:
             full_batch=self.full_batch,
             latency_p99_ms=self.latency_p99_ms,
             budget_macs=self.budget_macs,
-            decoders=self.decoders or min(4, os.cpu_count() or 1),
+            decoders=self.decoders or max(1, min(4, (os.cpu_count() or 1) // 2)),
             limits=Limits(
                 body_bytes=self.max_body_mb << 20,
                 pictures=self.max_pictures,
@@ -131,6 +143,8 @@ def serve(options: ServeOptions) -> None:
     Example: gf serve runs/signs/bundle
 
     Example: gf serve signs=runs/signs/bundle cats=hf://user/cats --latency-p99-ms 80
+
+    Example: gf serve runs/signs/bundle --ray --replicas 2 --max-replicas 8
     """
     try:
         from glancefocus.serving.app import Server, make_app, open_port
@@ -140,6 +154,9 @@ def serve(options: ServeOptions) -> None:
     token, folder = _token(options.token_file), options.allow_paths
     if folder is not None and not folder.is_dir():
         raise BadSetting(f"--allow-paths must be a folder, but {folder} is not one.")
+    if options.ray:
+        _serve_on_ray(options, token)
+        return
     app = make_app(Service(options.loaders(), options.settings()), token=token, folder=folder)
     with open_port(options.host, options.port) as listening:
         host, port = listening.getsockname()[:2]
@@ -148,6 +165,31 @@ def serve(options: ServeOptions) -> None:
             notice("gf: no token is needed, and other machines may reach this address. See --token-file.")
         Server(app, connections=4 * options.max_requests).serve_on(listening)
     print("gf: stopped; everything that was accepted is answered.", file=sys.stderr)
+
+
+def _serve_on_ray(options: ServeOptions, token: str | None) -> None:
+    try:
+        from glancefocus.serving.ray_server import Scaling, application, start, stop
+    except ImportError as error:
+        raise MissingExtra((error.name or "ray").partition(".")[0], "ray") from None
+    for load in options.loaders().values():
+        load()  # a mistake gets its sentence here, and not in the log of a replica
+    scaling = Scaling(options.replicas, options.max_replicas or options.replicas)
+    app = application(
+        options.named(),
+        options.settings(),
+        scaling=scaling,
+        options=options.loading(),
+        token=token,
+        folder=None if options.allow_paths is None else options.allow_paths.resolve(),
+    )
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    start(app, host=options.host, port=options.port)
+    notice(f"gf: http://{options.host}:{options.port} answers, with {options.replicas} replicas on Ray.")
+    ended.wait()
+    stop()
 
 
 def _token(file: Path | None) -> str | None:

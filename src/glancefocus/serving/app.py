@@ -37,17 +37,22 @@ OPEN_PATHS = ("/", "/health/live", "/health/ready", "/openapi.json")
 """Addresses that need no token."""
 
 
-def make_app(service: Service, *, token: str | None = None, folder: Path | None = None) -> FastAPI:
+def make_app(service: Service, *, token: str | None = None, folder: Path | None = None, wait: bool = False) -> FastAPI:
     """The server for a service.
 
     token   requests must carry it as a bearer token; None: no token is needed
     folder  pictures in it may be named by their path; None: they may not
+    wait    accept requests only once the bundles are loaded; raises what stopped loading
     """
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         service.start()
         try:
+            if wait:
+                await service.loading
+                if service.failure is not None:
+                    raise service.failure
             yield
         finally:
             await service.stop()

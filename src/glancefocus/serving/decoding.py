@@ -71,7 +71,12 @@ def _read(source: bytes | Path, name: str, settings: NetworkSettings, max_pixels
 
 
 def _prepare_process() -> None:
-    """Ignore Ctrl-C, which the server handles; compute in one thread; end with the server, however that ends."""
+    """Ignore Ctrl-C, which the server handles; compute in one thread; end with the server, however that ends.
+
+    Looks come first where cores are few: a picture that is decoded early would only wait.
+    """
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(5)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -14,8 +14,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from glancefocus.errors import BadSetting, GlancefocusError, UnknownName
 from glancefocus.machine import parse_json
+from glancefocus.outcome import Outcome
 from glancefocus.serving.client import OPTIONS
-from glancefocus.values import Count, Fields, Milliseconds, MultiplyAdds, Threshold, checked, shortened, text_of
+from glancefocus.values import Answer, Count, Fields, Milliseconds, MultiplyAdds, Threshold, checked, shortened, text_of
 from glancefocus.values import Looks as LooksRange
 
 FILE_FIELDS = ("files", "file", "images", "image")
@@ -288,3 +289,10 @@ _READERS: dict[str, Any] = {
     "looks": lambda value, name: _number(int, LooksRange, value, name),
     "steps": _switch,
 }
+
+
+def steps_of(outcome: Outcome, row: int) -> list[Answer]:
+    """The answer for one picture after each look, the glance first, with its confidence."""
+    taken = int(outcome.looks[row])
+    pairs = zip(outcome.answer_after[row, :taken].tolist(), outcome.confidence_after[row, :taken].tolist(), strict=True)
+    return [{"label": outcome.name(index), "confidence": share} for index, share in pairs]

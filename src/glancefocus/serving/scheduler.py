@@ -5,6 +5,7 @@ its own, and `step` computes one look: that of the pool with the highest priorit
 never changes their answers. There are no threads here: service.py calls `step` in a thread.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,11 +27,9 @@ from glancefocus.stream import FULL_BATCH, PooledLooks, WaitingRows
 
 Batching = Literal["look", "request"]
 PATIENCE_MS = 100.0
-"""A picture whose deadline is earlier than this counts as if it had waited for the rest of this time already."""
-_FIXED_ROWS = (
-    8  # what a look costs beside its rows; between that of a small network on a CPU (below 1) and of a GPU (tens)
-)
-_NEW_S = 0.001  # so that the priority of rows that arrived just now is above 0
+"""Pictures that have waited for this time count twice; a shorter deadline counts as time that was waited."""
+_FIXED_SHARE = 0.1  # a batch is full when what a look costs beside its rows is at most this share of its time
+_EXITS_KEPT = 200  # exit shares are those of about this number of the latest rows
 NOT_GLANCED = 0
 """Number of looks of pictures that have not been glanced at."""
 
@@ -95,6 +94,39 @@ class Step:
     seconds: float
 
 
+@dataclass
+class LookTimes:
+    """How long one look takes, and how often it is the last one.
+
+    fixed_s  beside its rows
+    row_s    for each row
+    exits    the share of rows that stop after it
+    """
+
+    fixed_s: float = 0.08
+    row_s: float = 0.01
+    exits: float = 0.5
+
+    @classmethod
+    def measured(cls, one_s: float, many_s: float, many: int, exits: float = 0.5) -> "LookTimes":
+        """From the seconds of one row and of `many` rows."""
+        row_s = max((many_s - one_s) / (many - 1) if many > 1 else one_s, 1e-6)
+        return cls(max(0.0, one_s - row_s), row_s, exits)
+
+    def seconds(self, rows: int) -> float:
+        """Of a look at this number of rows."""
+        return self.fixed_s + rows * self.row_s
+
+    def full_batch(self) -> int:
+        """With more rows the time for each would hardly fall, and others would wait for longer."""
+        return max(1, math.ceil(self.fixed_s * (1 / _FIXED_SHARE - 1) / self.row_s))
+
+    def stopped(self, rows: int, of: int) -> None:
+        """This number of rows have stopped."""
+        kept = math.exp(-of / _EXITS_KEPT)
+        self.exits = kept * self.exits + (1 - kept) * rows / of
+
+
 @dataclass(frozen=True)
 class Pool:
     """Rows that could be computed next.
@@ -108,12 +140,14 @@ class Pool:
     rows: int
     since: float
 
-    def worth(self, now: float) -> float:
-        """The priority: their summed waiting time, divided by the time of the look in units of one row.
+    def worth(self, now: float, times: LookTimes, patience_s: float) -> float:
+        """Answers that are expected for each second of the look; those that have waited for long count more.
 
-        Older rows come first, and so do fuller batches, because a look of few rows takes almost as long as one of more.
+        So short looks that answer many pictures come before long ones, until the pictures of these have waited: they count twice
+        after patience_s, three times after twice that. Fuller batches come first if a look has a fixed cost.
         """
-        return self.rows * (max(0.0, now - self.since) + _NEW_S) / (self.rows + _FIXED_ROWS)
+        waited = 1 + max(0.0, now - self.since) / patience_s
+        return self.rows * times.exits * waited / times.seconds(self.rows)
 
 
 @dataclass(frozen=True)
@@ -193,7 +227,9 @@ class LookScheduler(PooledLooks):
     stopping    the thresholds of jobs without their own; it may be replaced at any time
     batching    look: a step computes the look with the highest priority. request: a batch of jobs is looked at until all of them
                 have stopped, and only then answered (for comparison)
+    full_batch  rows that are computed together, at most; fewer where more would not save time (LookTimes.full_batch)
     last_step   what the last step computed; None: nothing was waiting
+    times       of every look, beginning with the glance
     """
 
     recorder: _Recorder
@@ -207,6 +243,7 @@ class LookScheduler(PooledLooks):
         full_batch: int = FULL_BATCH,
         patience_ms: float = PATIENCE_MS,
         clock: Callable[[], float] = time.perf_counter,
+        times: Sequence[LookTimes] | None = None,
     ) -> None:
         looks = bundle.settings.looks
         score = score_named(bundle.score, torch.Generator().manual_seed(0))
@@ -220,6 +257,7 @@ class LookScheduler(PooledLooks):
         self.patience_s = patience_ms / 1000
         self.clock = clock
         self.last_step: Step | None = None
+        self.times = list(times or [LookTimes(exits=1 / (looks - number)) for number in range(looks)])
         self._new: deque[Job] = deque()
         self._rows = 0
         self._left: list[tuple[int, Stopping]] = []
@@ -234,32 +272,38 @@ class LookScheduler(PooledLooks):
         return len(self._new) + len(self._jobs)
 
     def jobs(self) -> list[Job]:
-        """All of them."""
         return [*self._new, *self._jobs.values()]
 
     def pools(self) -> list[Pool]:
         """The rows that could be computed next, by the number of their looks."""
         pools = []
         for number, waiting in self.waiting.items():
-            parts = WaitingRows(waiting.parts).take(self.full_batch)
+            parts = WaitingRows(waiting.parts).take(self._most_rows(number))
             times = sum(part.look.count * part.since for part in parts.parts)
             pools.append(Pool(number, parts.rows, times / parts.rows))
         if self._new:
-            new = [job.since(self.patience_s) for job in islice(self._new, self.full_batch)]
+            new = [job.since(self.patience_s) for job in islice(self._new, self._most_rows(NOT_GLANCED))]
             pools.append(Pool(NOT_GLANCED, len(new), sum(new) / len(new)))
         return pools
 
     def worth(self) -> float:
         """The priority of the next step; see Pool."""
         now = self.clock()
-        return max((pool.worth(now) for pool in self.pools()), default=0.0)
+        return max((self._worth(pool, now) for pool in self.pools()), default=0.0)
+
+    def _worth(self, pool: Pool, now: float) -> float:
+        return pool.worth(now, self.times[pool.number], self.patience_s)
+
+    def _most_rows(self, number: int) -> int:
+        """Rows with this number of looks that are computed together."""
+        return min(self.full_batch, self.times[number].full_batch())
 
     def next_look(self, now: float) -> int | None:
         """Rows with this number of looks are computed next; None: there are none."""
         pools = self.pools()
         if self.batching == "request":  # one batch at a time; new jobs wait until it has ended
             return max((pool.number for pool in pools), default=None)
-        best = max(pools, key=lambda pool: (pool.worth(now), pool.number), default=None)
+        best = max(pools, key=lambda pool: (self._worth(pool, now), pool.number), default=None)
         return None if best is None else best.number
 
     @torch.inference_mode()
@@ -271,7 +315,8 @@ class LookScheduler(PooledLooks):
         number = self.next_look(started)
         self.last_step = None
         if number is not None:
-            rows = self._glance() if number == NOT_GLANCED else self.look_closer(number, self.full_batch)
+            rows = self._glance() if number == NOT_GLANCED else self.look_closer(number, self._most_rows(number))
+            self.times[number].stopped(len(self.recorder.left), rows)
             self.last_step = Step(number + 1, rows, self.clock() - started)
         return self._answered()
 
@@ -283,7 +328,7 @@ class LookScheduler(PooledLooks):
         return self.stopping if job.stopping is None else job.stopping
 
     def _glance(self) -> int:
-        jobs = [self._new.popleft() for _ in range(min(self.full_batch, len(self._new)))]
+        jobs = [self._new.popleft() for _ in range(min(self._most_rows(NOT_GLANCED), len(self._new)))]
         first_row = self._rows
         self._rows += len(jobs)
         self._jobs.update(zip(range(first_row, self._rows), jobs, strict=True))

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadImage, GlancefocusError, UnknownName
 from glancefocus.loop import Deadline
-from glancefocus.outcome import Outcome
 from glancefocus.serving.controller import BudgetController, default_stopping, levels_of
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.metrics import Metrics
-from glancefocus.serving.requests import Asked, Limits, Refused, Upload
-from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, Stopping
+from glancefocus.serving.requests import Asked, Limits, Refused, Upload, steps_of
+from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, LookTimes, Stopping
 from glancefocus.stream import FULL_BATCH
 from glancefocus.values import Answer
 
@@ -80,29 +80,44 @@ class Served:
         limit_ms = settings.latency_p99_ms
         usual = default_stopping(self.bundle, settings.budget_macs)
         self.controller = BudgetController([usual] if limit_ms is None else levels_of(self.bundle, usual), limit_ms)
-        self.scheduler = self._new_scheduler()
+        self.times = self._warm_up()
+        self.scheduler = self._new_scheduler(self.times)
         self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
         self.pending = 0
         self._stepped, self._was_idle = 0.0, True
         self._rules: dict[Any, Stopping] = {}
-        self._warm_up()
 
-    def _new_scheduler(self) -> LookScheduler:
+    def _new_scheduler(self, times: Sequence[LookTimes]) -> LookScheduler:
         return LookScheduler(
             self.bundle,
             self.controller.stopping,
             batching=self.settings.batching,
             full_batch=self.settings.full_batch,
             patience_ms=self.settings.latency_p99_ms or PATIENCE_MS,
+            times=times,
         )
 
-    def _warm_up(self) -> None:
-        """Look at grey pictures: memory is allocated, graphs are compiled, and a network whose answers are NaN is detected."""
-        network = self.bundle.settings
+    def _warm_up(self) -> list[LookTimes]:
+        """Look at grey pictures: memory is allocated, graphs are compiled, NaN is detected, and looks are timed."""
+        network, most = self.bundle.settings, self.settings.full_batch
         shape = (3, network.view.height_px, network.view.width_px)
         grey = torch.full(shape if network.frames == 1 else (network.frames, *shape), 127, dtype=torch.uint8)
-        for count in sorted({1, 2, self.settings.full_batch}):
-            self.bundle.predict([grey] * count, looks=network.looks, batch_size=count)
+        self.bundle.predict([grey], looks=network.looks)  # raises if it answers NaN
+        seconds: dict[tuple[int, int], float] = {}
+        for count in (1, 2, most, 1, most):
+            scheduler = self._new_scheduler([LookTimes(fixed_s=1e6)] * network.looks)
+            every = Stopping(self.bundle.exit_rule(looks=network.looks))
+            for _ in range(count):
+                scheduler.add(Job(Viewed(grey), 0.0, every))
+            while scheduler.pending:
+                scheduler.step()
+                if (step := scheduler.last_step) is not None:
+                    place = (step.look, count)
+                    seconds[place] = min(step.seconds, seconds.get(place, math.inf))
+        return [
+            LookTimes.measured(seconds[look, 1], seconds[look, most], most, 1 / (network.looks - look + 1))
+            for look in range(1, network.looks + 1)
+        ]
 
     def stopping_for(self, asked: Asked) -> Stopping | None:
         """The thresholds for the options of a request; None: those in force. Raises BadSetting and BadBudget.
@@ -147,7 +162,7 @@ class Served:
     def give_up(self) -> list[Job]:
         """All jobs, which cannot be answered because the network has failed; a new scheduler is ready for the next ones."""
         jobs = self.scheduler.jobs()
-        self.scheduler = self._new_scheduler()
+        self.scheduler = self._new_scheduler(self.times)
         return jobs
 
 
@@ -182,7 +197,7 @@ class Service:
     def start(self) -> None:
         """Start to load the bundles, the processes and the thread; `ready` is set when all is done."""
         self._loop = asyncio.get_running_loop()
-        self._loading = asyncio.create_task(self._load())
+        self.loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
         try:
@@ -193,14 +208,19 @@ class Service:
         except Exception as error:
             self.failure = error
             self.on_failure()
-            return
-        self._thread.start()
-        self.ready = True
+        else:
+            self._thread.start()
+            self.ready = True
+
+    @property
+    def computes(self) -> bool:
+        """Whether the thread runs, or need not run yet."""
+        return self._thread.is_alive() or not self.ready
 
     async def stop(self) -> None:
         """Answer what was accepted, and end."""
         self.ready = False
-        self._loading.cancel()
+        self.loading.cancel()
         while any(served.pending for served in self._computing):
             await asyncio.sleep(0.01)
         self._ending = True
@@ -311,9 +331,8 @@ class Service:
         finally:
             self.metrics.decoding.observe(time.perf_counter() - began)
             self.metrics.restarts.set(self.decoders.restarts)
-        deadline = None
-        if asked.deadline_ms is not None:
-            deadline = Deadline(time.perf_counter, came, came + asked.deadline_ms / 1000)
+        limit_ms = asked.deadline_ms
+        deadline = None if limit_ms is None else Deadline(time.perf_counter, came, came + limit_ms / 1000)
         job = PictureJob(decoded.viewed(), came, stopping, deadline, asked=asked)
         job.answer = self._loop.create_future()
         served.inbox.put(job)
@@ -366,7 +385,7 @@ class Service:
                 budget = group.stopping.budget_macs
                 answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
                 if job.asked.steps:
-                    answer["steps"] = _steps(group.outcome, row)
+                    answer["steps"] = steps_of(group.outcome, row)
                 self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
                 job.answer.set_result(answer)
 
@@ -379,10 +398,3 @@ class Service:
         self.metrics.waiting.labels(served.name).set(served.pending)
         self.metrics.budget.labels(served.name).set(served.controller.stopping.budget_macs or math.nan)
         self.metrics.level.labels(served.name).set(served.controller.level)
-
-
-def _steps(outcome: Outcome, row: int) -> list[Answer]:
-    """The answer for one picture after each look, the glance first, with its confidence."""
-    taken = int(outcome.looks[row])
-    pairs = zip(outcome.answer_after[row, :taken].tolist(), outcome.confidence_after[row, :taken].tolist(), strict=True)
-    return [{"label": outcome.name(index), "confidence": share} for index, share in pairs]
