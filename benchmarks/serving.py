@@ -157,6 +157,11 @@ def measure(urls: dict[str, str], files: Sequence[Path], options: argparse.Names
     """A row for each rate and server; in every round the servers take turns, in another order each time."""
     samples: dict[tuple[float, str], list[Sample]] = {}
     asked = {} if options.budget_macs is None else {"budget_macs": str(options.budget_macs)}
+    for arm, url in urls.items():
+        print(
+            json.dumps({"server": arm, "look_ms": httpx2.get(f"{url}/info").json()["bundles"][0]["look_ms"]}),
+            flush=True,
+        )
     for url in urls.values():  # not measured: caches, allocations, connections
         asyncio.run(offer(url, files, min(options.rates), 2.0, 0, asked))
     for rate in options.rates:
@@ -204,6 +209,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--decoders", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gf", nargs=argparse.REMAINDER, default=[], help="more options of gf serve, at the end")
+    parser.add_argument("--note", default="", help="a paragraph to put before the table")
     parser.add_argument("--write", type=Path, help="page whose section `serving` gets the table")
     return parser.parse_args()
 
@@ -224,7 +230,7 @@ def main() -> None:
             title="Serving: looks shared by requests, and batches of requests",
             command=shlex.join(["python", *sys.argv]),
             machine=machine(options.threads),
-            body=text,
+            body=f"{options.note}\n\n{text}",
         )
 
 

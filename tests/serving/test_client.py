@@ -97,6 +97,13 @@ def test_a_busy_server_is_asked_again(files: list[Path]) -> None:
         assert came == ["/predict"] * 3
 
 
+def test_a_request_whose_replica_has_died_is_repeated(files: list[Path]) -> None:
+    died, answered = (500, {}, {}), (200, {}, [{"file": "a.png", "label": "cat"}])
+    with scripted(died, answered) as (url, came), Client(url, concurrency=1) as client:
+        assert client.predict(files[0]) == [{"file": str(files[0]), "label": "cat"}]
+        assert came == ["/predict"] * 2
+
+
 def test_after_the_last_retry_the_reason_is_reported(files: list[Path]) -> None:
     busy = (503, {"retry-after": "0"}, {"error": "too much to do."})
     with (

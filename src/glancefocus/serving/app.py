@@ -250,6 +250,7 @@ def _described(served: Served) -> dict[str, Any]:
         "width_px": bundle.settings.view.width_px,
         "runtime": bundle.runtime,
         "score": bundle.score,
+        "look_ms": [{"fixed": 1000 * each.fixed_s, "row": 1000 * each.row_s} for each in served.times],
         "macs_after_look": list(bundle.costs.macs_after_look),
         "backbone_macs": bundle.costs.backbone_macs,
         "curve": sorted(points, key=lambda point: point["mean_macs"]),

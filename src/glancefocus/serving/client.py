@@ -19,7 +19,7 @@ OPTIONS = ("bundle", "topk", "budget_macs", "deadline_ms", "thresholds", "looks"
 """Options of a request, beside its pictures."""
 _MOST_BYTES = 1 << 30
 _LONGEST_WAIT_S = 30.0
-_RETRIED = (408, 429, 502, 503, 504)
+_RETRIED = (408, 429, 500, 502, 503, 504)  # 500: what the proxy of Ray answers if a replica dies
 
 
 class Client:
