@@ -22,7 +22,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import ray
-from glancefocus.bundle.answers import answers_of
 from ray import serve
 from ray.cluster_utils import Cluster
 from results import machine, write_section
@@ -79,7 +78,7 @@ def different(answers: list[dict[str, Any]], options: argparse.Namespace, pictur
     """Answers that are not those of bundle.predict on this machine."""
     bundle, local = gf.load(options.bundle), []
     for first in range(0, len(pictures), 32):
-        local += answers_of(bundle.predict(pictures[first : first + 32], looks=options.looks), 1)
+        local += bundle.predict(pictures[first : first + 32], looks=options.looks).answers(1)
     wrong = 0
     for row in answers:
         other = local[int(Path(row["file"]).name.partition("-")[0]) % len(pictures)]
@@ -103,7 +102,7 @@ def replicas(options: argparse.Namespace, pictures: list[Path]) -> dict[str, Any
             time.sleep(0.1)
         os.kill(actors[0].pid, signal.SIGKILL)
         found = [each.result() for each in sent]
-    expected = answers_of(gf.load(options.bundle).predict(chosen, looks=1, batch_size=1), 1)
+    expected = gf.load(options.bundle).predict(chosen, looks=1, batch_size=1).answers(1)
     same = sum(one[0].get("label") == other["label"] for one, other in zip(found, expected, strict=True))
     serve.shutdown()
     return {"replicas": len(actors), "requests": len(found), "answered_as_locally": same}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from glancefocus.bundle.answers import answers_of
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.cli.predict import PredictOptions, predict
@@ -45,7 +44,7 @@ def test_a_worker_answers_rows_as_the_bundle_does(
     made = worker(looks=3)
     answers = made(rows(png, 4, column))
     assert answers.schema == SCHEMA
-    expected = answers_of(made.bundle.predict([png(number) for number in range(4)], looks=3), 2)
+    expected = made.bundle.predict([png(number) for number in range(4)], looks=3).answers(2)
     for found, other in zip(answers.to_pylist(), expected, strict=True):
         assert {name: found[name] for name in ("label", "looks", "cost_macs", "views", "top")} == {
             name: other[name] for name in ("label", "looks", "cost_macs", "views", "top")
