@@ -18,7 +18,6 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -160,14 +159,14 @@ class Training:
 
     def run(self, minutes: float) -> None:
         began = reported = time.perf_counter()
-        sums: list[Any] = []
+        sums: list[list[float]] = []
         self.net.train()
         while self.step < self.read_steps + self.steps and time.perf_counter() - began < 60 * minutes:
             sums.append(self.read() if self.step < self.read_steps else self.whole())
             self.step += 1
             if time.perf_counter() - reported > 30:
-                means = np.nanmean(np.array([row + [math.nan] * (8 - len(row)) for row in sums]), axis=0)
-                print(f"step {self.step}: " + " ".join(f"{mean:.3f}" for mean in means if mean == mean), flush=True)
+                means = [sum(column) / len(sums) for column in zip(*sums, strict=False)]
+                print(f"step {self.step}: " + " ".join(f"{mean:.3f}" for mean in means), flush=True)
                 reported, sums = time.perf_counter(), []
         self.seconds += time.perf_counter() - began
         state = {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -265,6 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--test", type=int, default=0, help="number of test scenes of each size")
+    parser.add_argument("--note", default="", help="a sentence for the results, such as how the training was divided")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -282,7 +282,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"One network for all sizes (the backbone of gf-mini-48, all looks {PX} px), trained for "
         f"{training.seconds / 60:.0f} minutes on one core, on {patches:,} patches and {scenes:,} scenes, with the signs' places. "
         f"Signs have a radius of 10 to 14 px in all sizes. {options.test} test scenes of each size; the threshold for exits is "
-        f"chosen on as many others.\n\n{markdown_table(cells)}"
+        f"chosen on as many others. {options.note}\n\n{markdown_table(cells)}"
     )
     print(body)
     if options.write:
