@@ -172,7 +172,7 @@ def test_a_stopped_study_goes_on_where_it_stopped(
 
 def test_the_papers_scale_trains_on_a_folder(tmp_path: Path, make_pictures: Callable[[Path], None]) -> None:
     make_pictures(tmp_path / "photos")
-    small = {
+    small: dict[str, dict[str, Any]] = {
         "network": {"backbone": '"test_resnet"', "classifier_units": 8, "glance_px": 32, "focus": '["32"]', "looks": 3},
         "network.policy": {"units": 8, "linear_units": 16},
         "network.view": {"height_px": 64, "width_px": 64},

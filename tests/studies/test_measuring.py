@@ -80,7 +80,8 @@ def test_hits_are_shown_only_where_the_place_of_the_object_is_known() -> None:
     (table,) = hit_tables("hits", known, images=10)
     assert list(table.columns) == ["look 2", "look 3"]
     assert [row.mean(0) for row in table.rows] == pytest.approx([0.4, 0.1])
-    assert hit_tables("hits", {**known, "photographs": [Aimed(None)]}, images=10) == []
+    unknown: Any = {"photographs": [Aimed(None)]}
+    assert hit_tables("hits", {**known, **unknown}, images=10) == []
 
 
 def test_columns_are_named_as_in_the_paper() -> None:

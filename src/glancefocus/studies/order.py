@@ -94,7 +94,7 @@ def plan_runs(
     trillions  of multiply-adds that are computed each second; None: measured here
     exits      comparison networks, planned with the speed of ours
     """
-    speed = measured_speed() if trillions is None else lambda network, px: 1e12 * trillions
+    speed = measured_speed() if trillions is None else fixed_speed(1e12 * trillions)
     where = f"on this machine ({device_words()})" if trillions is None else f"at {trillions:g}T multiply-adds a second"
     planned: dict[str, PlannedRun] = {}
     counts = (0, 0)
@@ -177,6 +177,10 @@ def _stage_macs(stage: str, settings: TrainSettings, costs: Costs) -> tuple[floa
     if stage == "joint":
         return TRAINING * (looks + costs.backbone_macs), looks
     return glance + patches, looks  # point
+
+
+def fixed_speed(macs_per_second: float) -> MacsPerSecond:
+    return lambda network, px: macs_per_second
 
 
 def measured_speed() -> MacsPerSecond:
