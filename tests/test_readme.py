@@ -48,6 +48,8 @@ NOT_RUN = {
     r"gf serve ": "it runs until it is stopped; tests/serving has servers",
     r"gf predict http": "it needs a server; tests/serving/test_client.py has one",
     r"import glancefocus as gf\n\nwith gf\.Client": "the same",
+    r"gf predict .* --ray": "it needs the extra ray, which is not part of all; tests/serving/test_ray.py has its parts",
+    r"from glancefocus\.serving\.ray_": "the same",
     r"bundle\.push_to_hub": "it needs an account; the tests of the hub have a server of their own",
 }
 """Commands, and beginnings of Python examples, that are read only, as patterns, with the reason."""
