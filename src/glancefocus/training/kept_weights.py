@@ -27,7 +27,7 @@ from glancefocus.training.teacher import TaughtAims, Teacher
 BETWEEN = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The shares of the learnt weights that are compared; the backbone's have the rest."""
 MOST_HELD_OUT = 1000
-"""Views of so many held-out images are kept in memory to compare focus encoders."""
+"""Largest number of held-out images whose views are kept in memory to compare focus encoders."""
 
 
 def keep_best_between(start: Encoder, learnt: Encoder, loss: Callable[[], float]) -> float:
