@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -252,7 +253,13 @@ _DEFINED = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
 
 
 def refuse_misspelt(backbone: str) -> None:
-    """Refuse a backbone that occurs nowhere in timm's files, with the nearest names that do; timm has the last word on others."""
+    """Refuse a backbone that occurs nowhere in timm's files, with the nearest names that do; timm has the last word on others.
+
+    A program may have registered a backbone of its own with timm before; importing timm here would take too long.
+    """
+    timm = sys.modules.get("timm")
+    if timm is not None and timm.is_model(backbone):
+        return
     ours = {preset.settings.backbone for preset in PRESETS.values()}  # some are not timm's
     sources = _sources()
     word = re.compile(rf"\b{re.escape(backbone.partition('.')[0])}\b")
