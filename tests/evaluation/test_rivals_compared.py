@@ -13,6 +13,7 @@ import torch
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import MemorySplit
 from glancefocus.errors import BadBundle
+from glancefocus.evaluation.assess import assess
 from glancefocus.evaluation.figures import as_png, rivals_figure
 from glancefocus.evaluation.latency import RivalTimes, measure_rival_times
 from glancefocus.evaluation.records import record_looks
@@ -183,3 +184,20 @@ def test_clips_are_compared_like_images(small_bundle: MakeBundle, tmp_path: Path
     assert given.points[0].mean_macs == bundle.costs.backbone_macs  # of all frames
     assert given.points[-1].mean_ms is not None
     assert given.points[-1].mean_ms > 0
+
+
+@pytest.mark.parametrize("chose", [True, False])
+def test_the_verdict_speaks_of_the_same_answers_as_the_report(
+    chose: bool, small_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    bundle = small_bundle(focus=("32", "whole@48"), thresholds=((0.6, 0.4), (0.5, 0.3), (0.0, 0.0)))
+    images = torch.randint(0, 256, (24, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = MemorySplit(images, torch.arange(24) % 3, bundle.settings.view)
+    record = record_looks(bundle, split, tmp_path / "looks", source="noise", name="val")
+    file = tmp_path / "backbone.safetensors"
+    safetensors.torch.save_file(bundle.net.focus_encoder.backbone.state_dict(), file)
+    verdict = judge(bundle, record, split, Weights(file, {}), tmp_path / "looks", chose=chose)
+    chosen = assess(bundle, record, chose=chose, points=3).chosen
+    assert verdict.points[-1].kind == "glancefocus"
+    assert verdict.points[-1].accuracy == pytest.approx(chosen["accuracy"])
+    assert verdict.points[-1].mean_macs == pytest.approx(chosen["mean_macs"])

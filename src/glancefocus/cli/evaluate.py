@@ -161,6 +161,7 @@ def _verdict_on(records: "Records", record: "LookRecord", folder: Path, options:
             workers=records.workers,
             progress=progress,
             measure_times=measure_rival_times if options.latency else None,
+            chose=records.chose(record.about.split),
         )
 
 

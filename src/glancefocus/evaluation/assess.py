@@ -12,7 +12,14 @@ from torch import Tensor
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadData
 from glancefocus.evaluation.verdict import Verdict
-from glancefocus.exits.budget import cross_fitted, solve_at, thresholds_of_a_run, wilson_interval, with_interval
+from glancefocus.exits.budget import (
+    cross_fitted,
+    folds_for,
+    solve_at,
+    thresholds_of_a_run,
+    wilson_interval,
+    with_interval,
+)
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.record import STORED_SCORES, LookRecord
 from glancefocus.exits.table import LookTable, Thresholds, stopping_at_random
@@ -46,7 +53,6 @@ def reliability(confidence: Tensor, correct: Tensor, bins: int = 10) -> tuple[li
 
 BEST_ACCURACY = "the best accuracy, at the lowest cost"
 """The note in a bundle whose thresholds were chosen without a budget."""
-FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def assess(
         macs_after_look=list(bundle.costs.macs_after_look),
         backbone_macs=bundle.costs.backbone_macs,
         curve=sorted(curve, key=lambda p: float(p["budget_macs"])),
-        chosen=_cross_fitted_point(bundle, table, seed) if chose else point_with_exits(table, own_thresholds(bundle)),
+        chosen=_with_exits(table, own_exits(bundle, table, chose=chose, seed=seed), own_thresholds(bundle)),
         ms_after_look=None if latency is None else list(latency.ms_after_look),
         device=None if latency is None else latency.words,
         fixed_size_curves=_fixed_sizes(bundle, table, chooser, points, seed),
@@ -219,16 +225,17 @@ def point_with_exits(table: LookTable, thresholds: Any) -> Point:
     return _with_exits(table, table.exits(array), thresholds)
 
 
-def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
-    """A point whose thresholds are chosen in the same way as the bundle's, but by cross-fitting: each image is measured with
-    thresholds that were chosen on the other images.
+def own_exits(bundle: Bundle, table: LookTable, *, chose: bool, seed: int = 0) -> NDArray[np.int64]:
+    """(N,) the node of the table where each image stops with the bundle's own thresholds.
 
-    The bundle's own were chosen either for the best accuracy, or for a budget: then the budget is what they cost on these images.
+    chose  the thresholds were chosen on these very images, so applying them here would be too optimistic. Instead, thresholds are
+           chosen in the same way by cross-fitting: each image stops by thresholds that were chosen on other images. The bundle's
+           own were chosen either for the best accuracy, or for a budget: then the budget is what they cost on these images.
     """
-    own = own_thresholds(bundle)
-    if bundle.thresholds is None or len(table) < 2:
-        return point_with_exits(table, own)
-    budget = table.point(np.asarray(own, dtype=np.float32))["mean_macs"]
+    own = np.asarray(own_thresholds(bundle), dtype=np.float32)
+    if not chose or bundle.thresholds is None or len(table) < 2:
+        return table.exits(own)
+    budget = table.point(own)["mean_macs"]
     goal = bundle.notes.get("thresholds_for")
     best = goal == BEST_ACCURACY if goal is not None else bundle.thresholds == best_thresholds(bundle.curve)
 
@@ -237,8 +244,7 @@ def _cross_fitted_point(bundle: Bundle, table: LookTable, seed: int) -> Point:
             return thresholds_of_a_run(others, bundle.costs.backbone_macs, seed)
         return solve_at(others, [budget], seed=seed)[0]
 
-    folds = FOLDS if table.sizes == 1 else 2  # with several sizes the search takes seconds
-    return _with_exits(table, cross_fitted(replace(table, unit="macs"), choose, folds, seed).node, own)
+    return cross_fitted(replace(table, unit="macs"), choose, folds_for(table), seed).node
 
 
 def _with_exits(table: LookTable, nodes: NDArray[np.int64], thresholds: Any) -> Point:

@@ -77,20 +77,19 @@ def answers_at(
 
     A budget below one glance is raised to it.
     """
-    rows = np.arange(len(table))
     within = [max(budget, table.cheapest) for budget in budgets]
     nodes = cross_fitted_exits(table, within, folds, seed=seed)
-    return [
-        MethodResult(
-            kind,
-            name,
-            table.correct[rows, node].astype(np.float64),
-            table.macs[node],
-            px,
-            None if table.ms is None else float(table.ms[node].mean()),
-        )
-        for node in nodes
-    ]
+    return [answers_of_exits(table, node, kind, name, px) for node in nodes]
+
+
+def answers_of_exits(
+    table: LookTable, nodes: NDArray[np.int64], kind: Kind, name: str, px: tuple[Size, ...] = ()
+) -> MethodResult:
+    """The answers if each image stops at its node of the table, (N,)."""
+    right = table.correct[np.arange(len(table)), nodes].astype(np.float64)
+    return MethodResult(
+        kind, name, right, table.macs[nodes], px, None if table.ms is None else float(table.ms[nodes].mean())
+    )
 
 
 def cascades_at(
@@ -211,7 +210,7 @@ def _by_time(table: LookTable, members: Sequence[Member]) -> tuple[LookTable, li
 
 def verdict_of(
     table: LookTable,
-    budget: float,
+    exits: NDArray[np.int64],
     members: Sequence[Member],
     labels: NDArray[np.int64],
     device: str | None,
@@ -221,12 +220,12 @@ def verdict_of(
     """The verdict from answers to the same images.
 
     table    the looks of glancefocus
-    budget   mean multiply-adds that it is compared at
+    exits    (N,) the node of the table where each image stops, with thresholds that were chosen on other images
     members  the rivals; the first is the backbone on the whole image
     """
     folds = FOLDS
     fold = fold_of_rows(len(table), folds, seed)
-    (ours,) = answers_at(table, [budget], "glancefocus", "glancefocus", (), folds, seed)
+    ours = answers_of_exits(table, exits, "glancefocus", "glancefocus")
     singles = [member.alone("backbone" if index == 0 else None) for index, member in enumerate(members)]
     enough = len(table) >= LEAST_FOR_CASCADE
     cascades = cascades_at(members, [ours.mean_macs], folds, seed)[0] if enough else []

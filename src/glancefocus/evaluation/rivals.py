@@ -18,7 +18,7 @@ from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.splits import Split, scene_batches
-from glancefocus.evaluation.assess import look_table, own_thresholds, random_rows
+from glancefocus.evaluation.assess import look_table, own_exits, random_rows
 from glancefocus.evaluation.cascades import Member, verdict_of
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.latency import RivalTimes
@@ -251,13 +251,15 @@ def judge(
     workers: int = 0,
     progress: Progress | None = None,
     measure_times: Callable[[Bundle, Sequence[Size]], RivalTimes] | None = None,
+    chose: bool = False,
     seed: int = 0,
 ) -> Verdict:
-    """The verdict on a bundle.
+    """The verdict on a bundle with its own thresholds.
 
     record         the looks at the split's images
     folder         where the rivals' answers are stored
     measure_times  also measures milliseconds, see latency.measure_rival_times; None: multiply-adds only
+    chose          the bundle's thresholds were chosen on these images, see assess.own_exits
     """
     if len(split) < 2:
         return no_verdict(f"there is {len(split)} image to compare on. Give more held-out images.")
@@ -266,7 +268,9 @@ def judge(
             f"there is no plain backbone at {weights.backbone} to compare with. A run with the stage `backbone` stores it there."
         )
     rows = random_rows(len(split), MOST_IMAGES, seed)
-    table = look_table(bundle, record).rows(rows)
+    whole_table = look_table(bundle, record)
+    exits = own_exits(bundle, whole_table, chose=chose, seed=seed)[rows]
+    table = whole_table.rows(rows)
     sizes = sizes_with_costs(
         bundle.settings, image_size(split, bundle.settings), patch_side(bundle.net.focus_encoder), table.macs[0]
     )
@@ -286,9 +290,8 @@ def judge(
         workers=workers,
         progress=progress,
     )
-    budget = float(table.point(np.asarray(own_thresholds(bundle), dtype=np.float32))["mean_macs"])
     device, data = None if times is None else times.device, f"{record.about.source}, {record.about.split}"
-    return verdict_of(table, budget, members, labels, device, data, seed)
+    return verdict_of(table, exits, members, labels, device, data, seed)
 
 
 def members_on(

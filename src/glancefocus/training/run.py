@@ -324,6 +324,7 @@ def finish_bundle(
             workers=workers,
             progress=on_progress,
             measure_times=measure_rival_times,
+            chose=True,
         )
         bundle.notes["verdict"] = verdict.to_plain()
     return bundle
