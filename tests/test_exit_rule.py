@@ -10,7 +10,8 @@ import torch
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.loop import CandidateRule, Deadline, Entropy, ExitRule, Value, every_look
+from glancefocus.loop import CandidateRule, Deadline, Entropy, ExitRule, Value, every_look, fixed_looks
+from glancefocus.settings import native, whole
 
 
 def test_an_image_leaves_above_the_threshold_of_this_look(look_with: Callable[..., Look]) -> None:
@@ -65,6 +66,18 @@ def test_every_look_is_taken_by_every_image_and_none_is_sure(look_with: Callable
         assert not rule.leaves(look_with([0.999999, 0.5], number=number)).any()
     assert rule.leaves(look_with([0.999999, 0.5], number=3)).all()
     assert not rule.sure(look_with([0.999999, 0.5], number=3)).any()
+
+
+def test_a_fixed_number_of_looks_is_taken_by_every_image(look_with: Callable[..., Look]) -> None:
+    rule = fixed_looks(2, [native(96)])
+    assert not rule.leaves(look_with([0.999999, 0.5])).any()
+    assert rule.leaves(look_with([0.999999, 0.5], number=2)).all()
+    growing = fixed_looks(3, [native(96), whole(160)])
+    assert isinstance(growing, CandidateRule)
+    assert not growing.leaves(look_with([0.999999, 0.5])).any()
+    assert growing.next_candidate(look_with([0.999999, 0.5])).tolist() == [0, 0]
+    assert growing.next_candidate(look_with([0.999999, 0.5], number=2)).tolist() == [1, 1]
+    assert growing.leaves(look_with([0.999999, 0.5], number=3)).all()
 
 
 def test_a_rule_needs_thresholds() -> None:

@@ -287,20 +287,29 @@ def test_files_that_the_pages_link_to_exist() -> None:
 
 
 def test_what_faithfulness_names_exists() -> None:
-    """`package: name` is in that package or module, `test_...` is a test, `.../test_....py` is a file of tests."""
+    """`package: name` is defined in that package or module, `test_...` is a test, `.../test_....py` is a file of tests."""
     text = PAGES["docs/faithfulness.md"].read_text(encoding="utf-8")
     source = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src" / "glancefocus").rglob("*.py")}
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     names = re.findall(r"`(\w+): ([\w.]+)`", text)
-    assert len(names) > 50
+    for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", text, flags=re.MULTILINE):
+        package = ""
+        for named, name in re.findall(r"`(?:(\w+): )?([\w.]+)`", re.sub(r"\([^)]*\)", "", cell)):
+            package = (
+                named or package
+            )  # further names of a cell are in the same package; those in brackets are settings
+            names += [(package, name)] if package else []
+    assert len(names) > 100
     for package, name in names:
         inside = [
             (path, code)
             for path, code in source.items()
             if path.relative_to(ROOT / "src" / "glancefocus").parts[0] in (package, f"{package}.py")
         ]
-        word = name.rpartition(".")[2]
-        found = [path for path, code in inside if path.stem == word or re.search(rf"\b{word}\b", code)]
+        *classes, word = name.split(".")
+        defined = rf"^\s*(?:def|class) {word}\b|^\s*{word}\b[^\n(]*[:=]"
+        found = [code for path, code in inside if path.stem == word or re.search(defined, code, flags=re.MULTILINE)]
+        found = [code for code in found if all(f"class {each}" in code for each in classes)]
         assert found, f"there is no {name} in {package}"
     named = re.findall(r"`(test_\w+)`", text)
     assert len(named) > 30

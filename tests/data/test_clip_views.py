@@ -42,6 +42,11 @@ def test_evaluation_resizes_to_256_and_cuts_224_out_of_the_middle(tmp_path: Path
     folder = frame_folder(tmp_path / "clip", frames=1, size=(512, 256))
     _, placement, _ = view_clip(folder, 1, VIEW)
     assert (placement.scale_y, placement.scale_x, placement.offset_y, placement.offset_x) == (1.0, 1.0, 16, 144)
+    # 320x240 becomes 341x256, of which rows 16 to 240 and columns 58 to 282 are left.
+    clip, placement, _ = view_clip(frame_folder(tmp_path / "small", frames=1, size=(320, 240)), 1, VIEW)
+    assert clip.shape == (1, 3, 224, 224)
+    assert (placement.scale_y, placement.scale_x) == (256 / 240, 341 / 320)
+    assert (placement.offset_y, placement.offset_x) == (16, 58)
 
 
 def test_arrays_and_tensors_are_clips() -> None:

@@ -192,6 +192,13 @@ def test_the_names_and_shapes_of_other_models_are_all_found(model: str, official
     assert theirs == ours
 
 
+def test_a_deviation_that_is_stored_with_the_policy_is_left_out(official: types.ModuleType) -> None:
+    stored = {name: torch.empty(shape) for name, shape in official.shapes("resnet50_96")["policy"].items()}
+    assert "action_var" not in stored  # a plain attribute in the released code, which is not saved
+    with_deviation = policy_tensors({**stored, "action_var": torch.full((2,), 0.1)})
+    assert with_deviation.keys() == policy_tensors(stored).keys()
+
+
 def with_thresholds(content: dict[str, Any], **more: Any) -> dict[str, Any]:
     """39 operating points: the first lets everybody go at once, the last nobody before the end."""
     table = torch.full((39, 3), 0.5)

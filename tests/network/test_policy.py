@@ -51,21 +51,22 @@ def test_the_policys_memory_is_a_gru_over_the_looks(look_with: Callable[..., Loo
         torch.testing.assert_close(aim.value, policy.critic(expected[step])[:, 0], rtol=0, atol=1e-6)
 
 
-# The paper's table of architectures of pi for ResNet-50 at 96 px: settings, millions of multiply-adds a look.
-ARCHITECTURES: dict[str, tuple[dict[str, Any], float]] = {
-    "fully connected, 1024 units": ({"head": "linear", "units": 1024}, 46.1),
-    "fully connected, 512 units": ({"head": "linear", "units": 512}, 40.4),
-    "fully connected, 256 units": ({"head": "linear", "units": 256}, 38.7),
-    "3x3 conv to 32, 256 units": ({"head": "conv", "conv_kernel": 3, "conv_channels": 32, "units": 256}, 5.8),
-    "1x1 conv to 64, 256 units": ({"head": "conv", "conv_channels": 64, "units": 256}, 1.7),
-    "1x1 conv to 32, 256 units": ({"head": "conv", "conv_channels": 32, "units": 256}, 1.1),
-    "1x1 conv to 16, 256 units": ({"head": "conv", "conv_channels": 16, "units": 256}, 0.7),
+# The paper's table of architectures of pi for ResNet-50 at 96 px: settings, and millions of multiply-adds a look as the paper and
+# as docs/faithfulness.md round them.
+ARCHITECTURES: dict[str, tuple[dict[str, Any], float, float]] = {
+    "fully connected, 1024 units": ({"head": "linear", "units": 1024}, 46.1, 46.14),
+    "fully connected, 512 units": ({"head": "linear", "units": 512}, 40.4, 40.37),
+    "fully connected, 256 units": ({"head": "linear", "units": 256}, 38.7, 38.67),
+    "3x3 conv to 32, 256 units": ({"head": "conv", "conv_kernel": 3, "conv_channels": 32, "units": 256}, 5.8, 5.78),
+    "1x1 conv to 64, 256 units": ({"head": "conv", "conv_channels": 64, "units": 256}, 1.7, 1.72),
+    "1x1 conv to 32, 256 units": ({"head": "conv", "conv_channels": 32, "units": 256}, 1.1, 1.06),
+    "1x1 conv to 16, 256 units": ({"head": "conv", "conv_channels": 16, "units": 256}, 0.7, 0.73),
 }
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_architecture_of_the_paper_costs_what_its_table_says(architecture: str) -> None:
-    settings, paper = ARCHITECTURES[architecture]
+    settings, paper, ours = ARCHITECTURES[architecture]
     policy_settings = network_settings("gf-resnet50-96", policy=settings).policy
     with torch.device("meta"):
         policy = LearntPolicy(policy_settings, 2048, 3, (3,), (0, 0))
@@ -77,7 +78,7 @@ def test_each_architecture_of_the_paper_costs_what_its_table_says(architecture: 
             policy.value(memory)
 
         macs = count_macs(aim)
-    assert macs / 1e6 == pytest.approx(paper, rel=0.05)
+    assert (round(macs / 1e6, 1), round(macs / 1e6, 2)) == (paper, ours)
 
 
 def test_the_policys_cost_by_closed_form() -> None:

@@ -52,6 +52,22 @@ def test_the_presets_are_those_of_the_papers_appendix() -> None:
         assert not settings.shared_encoder
 
 
+@pytest.mark.parametrize(
+    ("name", "backbone", "glance_px", "focus"),
+    [
+        ("gf-ms-resnet50-96", "resnet50", 96, ("96", "128", "160")),
+        ("gf-ms-efficientnet-b3-128", "efficientnet_b3", 128, ("128", "160", "192")),
+    ],
+)
+def test_the_networks_with_several_sizes_are_those_of_the_papers_appendix(
+    name: str, backbone: str, glance_px: int, focus: tuple[str, ...]
+) -> None:
+    settings = PRESETS[name].settings
+    assert (settings.backbone, settings.glance_px, settings.focus, settings.looks) == (backbone, glance_px, focus, 4)
+    # Maps are upsampled after the policy's convolution, so ResNet-50 has one here, too.
+    assert settings.policy == PolicySettings("conv", units=256)
+
+
 def test_each_family_has_the_policy_and_first_answer_of_the_paper() -> None:
     linear, conv = PolicySettings("linear", linear_units=2048, units=1024), PolicySettings("conv", units=256)
     expected = {

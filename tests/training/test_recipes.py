@@ -41,6 +41,34 @@ def test_a_familys_defaults_are_the_papers(preset: str, folder: str) -> None:
     assert ("finetune" in settings.stages) is finetuned
     assert settings.batch_size == 256
     assert settings.network.classes == 3
+    assert (settings.data.augment.crop, settings.data.augment.flip) == (0.08, True)
+
+
+# How the authors of each family trained it: optimiser, rate for 256 images, weight decay, epochs, epochs of the warm-up, and
+# label smoothing.
+AUTHORS: dict[str, tuple[str, float, float, int, float, float]] = {
+    "gf-resnet50-96": ("sgd", 0.1, 1e-4, 90, 0.0, 0.0),
+    "gf-densenet121-96": ("sgd", 0.1, 1e-4, 90, 0.0, 0.0),
+    "gf-regnety-600m-96": ("sgd", 0.8 / 4, 5e-5, 100, 5.0, 0.0),
+    "gf-mobilenetv3-large-100-96": ("rmsprop", 0.1 / 16, 1e-5, 350, 5.25, 0.0),
+    "gf-efficientnet-b2-128": ("rmsprop", 0.256 / 16, 1e-5, 350, 5.25, 0.1),
+}
+
+
+@pytest.mark.parametrize("preset", AUTHORS)
+def test_encoders_are_initialised_as_the_authors_of_their_family_trained_them(preset: str, folder: str) -> None:
+    optimizer, rate, decay, epochs, warmup, smoothing = AUTHORS[preset]
+    settings = train_settings(folder, preset=preset)
+    for stage in (settings.backbone, settings.glance):
+        assert (stage.optimizer, stage.weight_decay, stage.epochs) == (optimizer, decay, epochs)
+        assert (stage.lr, stage.warmup * epochs) == pytest.approx((rate, warmup), abs=1e-9)
+        assert stage.label_smoothing == smoothing
+
+
+def test_encoders_with_given_weights_are_adapted_for_ten_epochs(folder: str) -> None:
+    settings = train_settings(folder, preset="gf-mobilenetv3-large-100-96", changes={"weights": "pretrained"})
+    for stage in (settings.backbone, settings.glance):
+        assert (stage.optimizer, stage.lr, stage.epochs, stage.warmup) == ("sgd", 0.01, 10, 0.0)
 
 
 def test_the_defaults_of_stage_ii_are_the_papers() -> None:

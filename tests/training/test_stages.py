@@ -221,7 +221,7 @@ def test_every_weight_that_stage_one_trains_gets_a_gradient(
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, 5.0])
-def test_the_loss_of_recognition_is_equation_9(weight: float, small_net: Callable[..., GlanceFocus]) -> None:
+def test_the_loss_of_recognition_is_equation_6(weight: float, small_net: Callable[..., GlanceFocus]) -> None:
     net = small_net()
     images, labels = next(iter(noise(4, 3).batches([range(4)])))
     looks = play(net, ImageBatch(images), 3, CentreCornerPolicy())
@@ -343,6 +343,18 @@ def test_stage_three_trains_around_the_learnt_aims_and_is_validated_with_them(ma
     away = stage.learning_aims(torch.Generator().manual_seed(1)).aim(look).where - learnt
     assert 0.09 < float(away.std()) < 0.11
     assert torch.equal(stage.aims(torch.Generator().manual_seed(1)).aim(look).where, learnt)
+
+
+@pytest.mark.parametrize("name", ["recognise", "aim", "finetune"])
+def test_sizes_of_patches_are_drawn_at_random_in_all_three_stages(name: str, make_context: Make) -> None:
+    context = make_context({"patch_px": (32, 48)})
+    stage = build_stage(name, context)
+    sides: list[int] = []
+    context.net.focus_encoder.register_forward_pre_hook(lambda _, inputs: sides.append(inputs[0].shape[-1]))
+    updated(stage, context, 6)
+    # Two focus looks in each of six updates: one size for the whole batch, each drawn about as often as the other.
+    assert len(sides) == 12
+    assert min(sides.count(32), sides.count(48)) >= 2
 
 
 def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_touched(make_context: Make) -> None:

@@ -219,7 +219,7 @@ class MSDNet(nn.Module):
 class DepthEnsemble(nn.Module):
     """Backbones of growing depth, one after the other: after each one, the answer is the mean of the probabilities so far.
 
-    The ensemble of DenseNets that MSDNet's paper and the paper's appendix compare with.
+    The ensemble of DenseNets that MSDNet's paper and the paper (section 5.2.1) compare with.
     """
 
     def __init__(self, backbones: Sequence[str], classes: int, options: dict[str, object] | None = None) -> None:

@@ -26,7 +26,7 @@ from glancefocus.values import Epochs, Rate, Seed, TrainBatchSize, WeightDecay, 
 class MultiExitTraining:
     """How all exits are trained together: the mean of their cross-entropies, by SGD with Nesterov momentum 0.9.
 
-    The defaults are those of MSDNet's paper for ImageNet.
+    The defaults are those of MSDNet's paper for ImageNet, where the loss is the sum over the exits, though, not their mean.
 
     rates  steps: divided by 10 after one and two thirds of the epochs, as published; cosine: as our own stages
     """
