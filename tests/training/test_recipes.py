@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_large_scenes_have_a_recipe_of_their_own() -> None:
         train_settings("signs", network={"view": {"height_px": height, "width_px": width}, "patch_px": 64})
         for height, width in ((319, 640), (640, 320))
     )
-    assert "point" not in small.stages
+    assert small.plan() == ["backbone", "glance", "recognise", "point", "finetune", "point"]
     assert large.plan() == ["small", "backbone", "glance", "recognise", "point", "finetune", "aim"]
     assert (large.small.side_px, large.data.augment.shift_px, large.glance.evidence_weight) == (106, 16, 3.0)
     assert (small.glance.evidence_weight, small.finetune.mistaken_glances, small.data.augment.shift_px) == (0, 0, 0)
@@ -119,10 +120,26 @@ def test_large_scenes_have_a_recipe_of_their_own() -> None:
     assert (own_plan.glance.evidence_weight, own_plan.batch_size) == (0, 32)
 
 
+def test_only_small_scenes_have_place_memory_and_learn_to_look_elsewhere() -> None:
+    def learnt(**words: Any) -> tuple[bool, float, float]:
+        settings = train_settings("signs", **words)
+        return settings.network.policy.place, settings.point.return_weight, settings.point.mixed_glances
+
+    large = {"view": {"height_px": 960, "width_px": 1280}}
+    assert learnt() == learnt(stages=["initialise,1,point"]) == (True, 1.0, 0.5)
+    assert learnt(preset="gf-mini-48") == (True, 1.0, 0.5)
+    assert learnt(network=large) == learnt(network=large, stages=["initialise,1,point"]) == (False, 0.0, 0.0)
+    assert learnt(preset="gf-ms-mini-48") == (False, 0.0, 0.0)
+    with pytest.raises(BadSetting, match=r"Set network.policy.place=true, or point.return_weight=0"):
+        train_settings("signs", assignments=["network.policy.place=false"])
+    # A policy that is a rule has nothing to remember.
+    assert learnt(assignments=["network.policy.kind=random"])[1:] == (1.0, 0.5)
+
+
 def test_assignments_have_types_and_override_everything_else() -> None:
     words = ["aim.epochs=3", "aim.reward=increment", "aim.gae_lambda=0.9", "aim.normalise_returns=false", "seed=7"]
     words += ["aim.deviation_end=none", "network.policy.units=64", "data.signs.height=160", "weights=a.pth", "rounds=1"]
-    settings = train_settings("signs", changes={"seed": 1}, assignments=words)
+    settings = train_settings("signs", changes={"seed": 1}, assignments=words, stages=["initialise,1,2"])
     aim = settings.aim
     assert (aim.epochs, aim.reward, aim.gae_lambda, aim.normalise_returns) == (3, "increment", 0.9, False)
     assert aim.deviation_end is None
@@ -132,10 +149,10 @@ def test_assignments_have_types_and_override_everything_else() -> None:
 
 def test_an_assignment_leaves_the_recipe_as_it_was() -> None:
     before = copy.deepcopy(recipes.WORLD_RECIPES)
-    changed = train_settings("signs", assignments=["aim.epochs=77", "glance.lr=0.5", "data.augment.flip=false"])
-    assert (changed.aim.epochs, changed.glance.lr) == (77, 0.5)
+    changed = train_settings("signs", assignments=["point.epochs=77", "glance.lr=0.5", "data.augment.flip=false"])
+    assert (changed.point.epochs, changed.glance.lr) == (77, 0.5)
     assert before == recipes.WORLD_RECIPES
-    assert train_settings("signs").aim.epochs == 5
+    assert train_settings("signs").point.epochs == 6
 
 
 @pytest.mark.parametrize("preset", ["gf-mini-48", "gf-ms-mini-48"])

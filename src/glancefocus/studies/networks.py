@@ -230,6 +230,8 @@ def _settings(
     assignments = [f"{name}={json.dumps(value)}" for name, value in own.items()] + list(scope.assignments)
     used = [text for text in assignments if stages is not None and _applies(text, stages)]
     stand_in = "gestures" if _is_for_clips(preset) else "signs"  # the recipe of the paper's networks is the same there
+    if scope.scale == "tiny":  # the recipe of the built-in world goes beyond the paper
+        network = {**network, "policy": {"place": False, **network.get("policy", {})}}
     settings = train_settings(
         scope.data or stand_in,
         preset=preset,

@@ -13,7 +13,7 @@ others a small network learns a built-in world from random initialisation in min
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from glancefocus.data.sources import DataSettings, classes_of
@@ -131,18 +131,24 @@ SIGNS_RECIPE: Recipe = {
     "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "deviation": 0.0},
 }
 
-# With one candidate view, aims must be exact: exploration and learning rate fall along the stage, finetune leaves the glance
-# encoder unchanged (the policy sees its feature maps), and the policy is trained once more at the end.
+# With one candidate view, aims must be exact. Supervision by the backbone's evidence (stage point) gets there in fewer epochs than
+# reinforcement, and with place memory the policy also learns to look elsewhere after a patch that missed; for that, half of the
+# glances are mixed with others, so that there are enough misses to learn from. Finetune leaves the glance encoder unchanged (the
+# policy sees its feature maps), and the policy is trained once more at the end, because the focus encoder has changed.
 ONE_SIZE_CHANGES: Recipe = {
-    "stages": ["backbone", "glance", "recognise", "aim", "finetune", "aim"],
+    "stages": ["backbone", "glance", "recognise", "point", "finetune", "point"],
     "rounds": 1,
     "backbone": {"epochs": 4},
     "glance": {"epochs": 6},
     "recognise": {"epochs": 2},
+    "point": {"epochs": 6, "mixed_glances": 0.5, "return_weight": 1.0},
     "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
     "finetune": {"epochs": 4, "freeze_glance": True},
     "data": {"scenes": [5000, 500, 1000]},
 }
+PLACE_MEMORY: Recipe = {"policy": {"place": True}}
+WITHOUT_PLACE_MEMORY: Recipe = {"mixed_glances": 0.0, "return_weight": 0.0}
+"""Of the stage point, for networks without PLACE_MEMORY."""
 
 LARGE_SIDE_PX = 320
 """Scenes with a shorter side of at least this have a recipe of their own, unless the user names the stages."""
@@ -190,12 +196,14 @@ GESTURES_RECIPE: Recipe = {
 class WorldRecipe:
     """The recipe of one preset in one built-in world.
 
-    usual  changes to the paper's settings for the family
-    large  side of large scenes in px -> further changes for them; None: the same recipe for every size
+    usual    changes to the paper's settings for the family
+    large    side of large scenes in px -> further changes for them; None: the same recipe for every size
+    network  changes to the network of the preset, which the usual recipe needs; large scenes do not get them
     """
 
     usual: Recipe
     large: Callable[[int], Recipe] | None = None
+    network: Recipe = field(default_factory=dict)
 
 
 def merged(recipe: Recipe, changes: Recipe) -> Recipe:
@@ -209,7 +217,7 @@ def merged(recipe: Recipe, changes: Recipe) -> Recipe:
 
 WORLD_RECIPES: dict[str, dict[str, WorldRecipe]] = {
     "signs": {
-        "gf-mini-48": WorldRecipe(merged(SIGNS_RECIPE, ONE_SIZE_CHANGES), large_signs_changes),
+        "gf-mini-48": WorldRecipe(merged(SIGNS_RECIPE, ONE_SIZE_CHANGES), large_signs_changes, PLACE_MEMORY),
         "gf-ms-mini-48": WorldRecipe(SIGNS_RECIPE),
     },
     "gestures": {"gf-tsm-mini-40": WorldRecipe(GESTURES_RECIPE)},
@@ -262,6 +270,7 @@ def train_settings(
             network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
         network["view"] = {"fit": "whole", **network.get("view", {})}
+        network = merged(_world_network(source, preset, asked), network)
     classes = len(classes_of(source, asked.frames) if fitting is None else fitting.survey.classes)
     chosen = network_settings(preset, backbone=backbone, classes=classes, **network)
     if source in WORLDS:
@@ -328,10 +337,24 @@ def _world_recipe(source: str, preset: str | None, network: NetworkSettings, *, 
     found = WORLD_RECIPES.get(source, {}).get(preset or "")
     if found is None:
         return {}
-    shorter_px = min(network.view.height_px, network.view.width_px)
-    if found.large is None or shorter_px < LARGE_SIDE_PX or own_stages:
-        return found.usual
-    return merged(found.usual, found.large(shorter_px))
+    recipe = found.usual
+    if found.large is not None and _is_large(network) and not own_stages:
+        recipe = merged(recipe, found.large(_shorter_px(network)))
+    return recipe if network.policy.place else merged(recipe, {"point": WITHOUT_PLACE_MEMORY})
+
+
+def _world_network(source: str, preset: str | None, network: NetworkSettings) -> Recipe:
+    """Changes to the network of a preset in its built-in world, which its recipe there needs; large scenes have none."""
+    found = WORLD_RECIPES.get(source, {}).get(preset or "")
+    return {} if found is None or _is_large(network) or network.policy.kind != "learnt" else found.network
+
+
+def _is_large(network: NetworkSettings) -> bool:
+    return _shorter_px(network) >= LARGE_SIDE_PX
+
+
+def _shorter_px(network: NetworkSettings) -> int:
+    return min(network.view.height_px, network.view.width_px)
 
 
 def _draw_at_the_size_of_the_view(source: str, network: NetworkSettings, data: dict[str, Any]) -> None:

@@ -175,8 +175,8 @@ class PointSettings(PolicyTraining):
                      for a patch far from the object.
     mixed_glances    share of the images whose glance is mixed with another one, so that the policy sometimes looks at a wrong place
                      first, and learns to look elsewhere then
-    return_weight    weight of the overlap of an aim with patches before it that missed the place (inhibition of return). Without it
-                     a policy whose glance shows nothing aims at the most likely place again and again. Needs policy.place=true
+    return_weight    weight of the overlap of an aim with patches before it that were in vain (inhibition of return). Without it a
+                     policy whose glance shows nothing aims at the most likely place again and again. Needs policy.place=true
     """
 
     epochs: Epochs = 5

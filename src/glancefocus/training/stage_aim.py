@@ -306,10 +306,14 @@ def return_loss(
 ) -> Tensor:
     """Mean over looks and images of the share of the next patch that earlier patches have covered in vain (inhibition of return).
 
-    A patch was in vain if it does not contain the place. Arguments as in pointing_loss; looks at the whole image do not count.
+    A patch was in vain if it does not contain the place. One that does was in vain, too, as far as the evidence is not concentrated
+    there: in an image without an object the place is arbitrary, and a policy that went there again would also do so where its
+    glance missed the object. Arguments as in pointing_loss; looks at the whole image do not count.
     """
     total = means.sum() * 0.0
-    tried: list[tuple[Tensor, Tensor]] = []  # (B, 4) top, left, bottom, right in px, and (B,) whether it was in vain
+    tried: list[
+        tuple[Tensor, Tensor]
+    ] = []  # (B, 4) top, left, bottom, right in px, and (B,) to what degree it was in vain
     for mean, look in zip(means, looks[1:], strict=True):
         assert look.aim is not None
         assert isinstance(look.aim.candidate, int), "one candidate is drawn for each batch"
@@ -322,11 +326,11 @@ def return_loss(
         for box, in_vain in tried:
             common = torch.minimum(top_left + px, box[:, 2:]) - torch.maximum(top_left, box[:, :2])
             covered = common.clamp_min(0).prod(dim=1) / px**2
-            total = total + (places.weight * in_vain * covered).mean()
+            total = total + (in_vain * covered).mean()
         seen = look.aim.where.detach() * room
         box = torch.cat([seen, seen + px], dim=1)
         inside = ((places.centre >= box[:, :2]) & (places.centre <= box[:, 2:])).all(dim=1)
-        tried.append((box, (~inside).to(means.dtype)))
+        tried.append((box, 1 - places.weight * inside))
     return total / max(1, len(means) - 1)
 
 
