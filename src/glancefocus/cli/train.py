@@ -1,7 +1,6 @@
 """`gf train`: trains a network on a data set, and reports the result."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from glancefocus.cli.main import Flag, Json, OutputName, command_options
-from glancefocus.cli.printing import notice, print_line, print_verdict
-from glancefocus.errors import BadBundle, BadRun, BadSetting
+from glancefocus.cli.printing import notice
+from glancefocus.cli.train_result import print_result
+from glancefocus.errors import BadRun, BadSetting
 from glancefocus.interrupts import prints_messages
 from glancefocus.values import (
     BadFiles,
@@ -31,10 +31,8 @@ from glancefocus.values import (
 )
 
 if TYPE_CHECKING:
-    from glancefocus.bundle.bundle import Bundle
     from glancefocus.training.settings import TrainSettings
 
-_LONGEST_SENTENCE = 10_000
 # Options that are settings of the run under the same name.
 _CHANGES = ("weights", "start", "teacher", "rounds", "batch_size", "precision", "accumulation", "seed", "rivals")
 Several = Parameter(consume_multiple=True)
@@ -126,8 +124,9 @@ class TrainOptions:
     """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels.
     Default: 0 for your own data."""
     in_memory: bool | None = None
-    """Read and resize all images once and keep them in main memory, however large; this turns random crops off. Without this option
-    they are also kept in memory, with random crops, if they need at most 1 GiB; --set data.hold_mib=0 turns that off."""
+    """--in-memory: read and resize all images (or clips) once and keep them in main memory, however large they are; this turns
+    random crops off. --no-in-memory: read the files again in every epoch. Default: images are kept in memory, with random crops,
+    if they need at most 1 GiB (--set data.hold_mib=2048: 2 GiB); otherwise, and for clips, the files are read in every epoch."""
     check_files: bool | None = None
     """Decode every file before training, to find damaged ones early. --no-check-files saves this time; then the first damaged file
     stops the run when it is used, even with --max-bad-files. Default: on."""
@@ -145,7 +144,8 @@ class TrainOptions:
     """Compute each batch in this many parts, one after the other, to save memory (gradient accumulation). Default: as few as
     fit."""
     workers: Workers | None = None
-    """Number of processes that read files. Default: 2; none for images that are kept in memory."""
+    """Number of processes that read files; 0: the training process reads them. Default: 2, or 1 if only one CPU core may be used.
+    Images that are kept in memory need none."""
     processes: Processes = 1
     """Number of training processes on this machine, one for each GPU. For several machines use: torchrun ... -m glancefocus train
     ..."""
@@ -269,6 +269,7 @@ def settings_from(options: TrainOptions) -> "TrainSettings":
         },
         data={
             "in_memory": options.in_memory,
+            "hold_mib": 0 if options.in_memory is False else None,
             "check_files": options.check_files,
             "max_bad_files": options.max_bad_files,
             "workers": options.workers,
@@ -325,7 +326,7 @@ def run_training(
     """
     from glancefocus.machine import keep_freed_memory
     from glancefocus.training import run
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_stop_message
+    from glancefocus.training.run_folder import run_stop_message
 
     keep_freed_memory()
     first_process = os.environ.get("RANK", "0") == "0"
@@ -336,50 +337,7 @@ def run_training(
         elif first_process:
             notice(f"the run in {folder} is finished; this is its result. For another run use other options, or -o.")
     if first_process:
-        with _damaged_notes(folder / BUNDLE_FOLDER):
-            _print_result(bundle, folder, as_json=as_json)
-
-
-def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
-    from glancefocus.evaluation.verdict import read_verdict
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
-    from glancefocus.values import MOST_LOOKS, Fields, number_of
-
-    notes = Fields(bundle.notes, "notes")
-    accuracy = notes.listed(
-        "validation_accuracy_per_look", MOST_LOOKS, lambda value, name: number_of(value, name, 0, 1)
-    )
-    report = folder / REPORT_FOLDER / "report.html"
-    if as_json:
-        result: dict[str, Any] = {
-            "run": str(folder),
-            "bundle": str(folder / BUNDLE_FOLDER),
-            "validation_accuracy_per_look": accuracy,
-            "report": str(report),
-            **{name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes},
-        }
-        print(json.dumps(result, indent=1, allow_nan=False))
-        return
-    if "aims" in bundle.notes:
-        print_line(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
-    if "verdict" in bundle.notes:
-        print_verdict(read_verdict(bundle.notes["verdict"]))
-    shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
-    print_line(
-        f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\nreport: {report}\n"
-        f"try it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
-    )
-
-
-@contextlib.contextmanager
-def _damaged_notes(folder: Path) -> Iterator[None]:
-    """Report notes that were changed after the run had finished; only what is read here can fail in these ways."""
-    try:
-        yield
-    except BadSetting as error:
-        raise BadBundle(f"the bundle {folder} is damaged: {error} Train it again in another folder.") from None
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise BadBundle(f"the bundle {folder} is damaged: notes.verdict. Train it again in another folder.") from None
+        print_result(bundle, folder, as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from glancefocus.data.sources import classes_of
+from glancefocus.data.sources import MOST_DEFAULT_WORKERS, classes_of, default_workers
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.files import Locked, lock, remove_unfinished
@@ -250,7 +250,10 @@ def _begun_settings(folder: Path, data: str) -> TrainSettings | None:
     if not (folder / CHECKPOINT_FILE).exists():
         return None
     settings = settings_of(folder)
-    return replace(settings, data=replace(settings.data, source=data))
+    workers = settings.data.workers
+    if workers <= MOST_DEFAULT_WORKERS:  # perhaps the default, of a machine with more cores
+        workers = min(workers, default_workers())
+    return replace(settings, data=replace(settings.data, source=data, workers=workers))
 
 
 def _numbered(first: Path) -> list[Path]:
