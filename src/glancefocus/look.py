@@ -251,7 +251,7 @@ class Aim:
     candidate  number of the candidate view that the next look has, one for all rows or (B,) int64
     memory     (B, units) the policy's memory after aiming; None where the policy has none
     mean       (B, 2) where the policy would aim without exploring; None for policies that are not learnt
-    value      (B,) what the critic expects of looking on; None where there is no critic
+    value      (B,) the critic's estimate of the reward of further looks; None where there is no critic
     log_prob   (B,) of `where`, where it was drawn from a distribution
     """
 

@@ -94,7 +94,7 @@ def prepare_folder(folder: Path, settings: TrainSettings, asked: Asked | None = 
 
 
 def _check_same(folder: Path, settings: TrainSettings, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse other settings than those of the run. Stages may be added; the checkpoint knows which ones are done."""
+    """Refuse other settings than those of the run. Stages may be added; the checkpoint records which ones are done."""
     # Settings of stages that the run did not have so far are still free.
     used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # joint uses the settings of aim, too
     free = {"stages", "rounds", "rivals", "checkpoint_minutes", *STAGES} - used
