@@ -194,7 +194,7 @@ def test_merged_batches_are_compared_with_batches_alone(
     assert merged.table(rows).count("\n") == 3
 
 
-def test_speed_says_who_is_best_and_how_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_names_the_best_runtime_and_how_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     speed = importlib.import_module("speed")
 

@@ -24,7 +24,7 @@ def test_the_confidence_is_the_largest_probability(look_with: MakeLook) -> None:
     assert Confidence().of(look_with([0.9, 0.3, 0.5]), None).tolist() == pytest.approx([0.9, 0.7, 0.5], abs=1e-6)
 
 
-def test_whoever_knows_nothing_scores_zero_by_entropy_and_whoever_is_certain_one(look_with: MakeLook) -> None:
+def test_equal_probabilities_score_zero_by_entropy_and_a_certain_answer_one(look_with: MakeLook) -> None:
     logits = torch.tensor([[2.0, 2.0, 2.0, 2.0], [100.0, 0.0, 0.0, 0.0], [5.0, 5.0, -100.0, -100.0]])
     look = replace(look_with([0.5] * 3), logits=logits)
     # Two equal classes of four: ln 2 of ln 4, which is a half.

@@ -53,7 +53,7 @@ def test_an_image_that_is_sure_is_never_looked_at_again(look_with: Callable[...,
     assert outcome.confidence.tolist() == pytest.approx([0.95, 0.99], abs=1e-6)
 
 
-def test_nobody_is_focused_on_when_all_are_sure_at_the_glance(look_with: Callable[..., Look]) -> None:
+def test_no_image_is_focused_on_when_all_are_sure_at_the_glance(look_with: Callable[..., Look]) -> None:
     net = ScriptedNet(look_with, [[0.95, 0.99, 0.91]])
     outcome = look_until_sure(net, images(3), ExitRule([0.9, 0.9, 0.9]))
     assert outcome.looks.tolist() == [1, 1, 1]
@@ -183,7 +183,7 @@ def test_by_value_the_policy_aims_before_anybody_leaves_and_only_once_a_look(loo
     assert outcome.confidence.tolist() == pytest.approx([0.6, 0.7, 0.8], abs=1e-6)
 
 
-def test_an_aim_that_nobody_followed_is_paid_for(look_with: Callable[..., Look]) -> None:
+def test_an_aim_that_no_look_followed_is_paid_for(look_with: Callable[..., Look]) -> None:
     # A glance 100, a focus 50, answers 3, 5 and 6; an aim 7 after the glance and 9 after a patch.
     costs = Costs(100, 110, {8: 50}, 7, (3, 5, 6), 1000, {8: 9})
     net = ScriptedNet(look_with, [[0.6] * 3, [0.7] * 3, [0.8] * 3])
@@ -198,7 +198,9 @@ def test_an_aim_that_nobody_followed_is_paid_for(look_with: Callable[..., Look])
     assert replace(by_confidence, costs=costs).cost_macs.tolist() == [103, after_two, after_three]
 
 
-def test_by_value_those_who_stay_look_where_they_would_have_looked_anyway(small_net: Callable[..., Any]) -> None:
+def test_by_value_the_rows_that_stay_are_looked_at_where_they_would_have_been_anyway(
+    small_net: Callable[..., Any],
+) -> None:
     net = small_net()
     with torch.inference_mode():
         for part in (net.policy.actor, net.policy.critic):

@@ -65,7 +65,7 @@ def test_rows_that_stay_wait_until_a_batch_is_full(look_with: LookWith) -> None:
     assert confidence.tolist() == pytest.approx([0.95, 0.95, 0.95, 1, 0.95, 0.95, 1, 0.95], abs=1e-6)
 
 
-def test_at_the_end_of_the_stream_nobody_waits_any_more_and_later_looks_are_joined(look_with: LookWith) -> None:
+def test_at_the_end_of_the_stream_no_row_waits_any_more_and_later_looks_are_joined(look_with: LookWith) -> None:
     net = BrightNet(look_with)
     # Four rows fill the second look; two of them need a third, for which the fifth row joins them at the end.
     stream = [bright(0.6, 0.85), bright(0.6, 0.85), bright(0.6)]
@@ -91,7 +91,7 @@ def test_outcomes_come_in_the_order_of_the_scenes_and_as_soon_as_all_before_them
     assert came == [(0.95, 1), (0.9, 4), (0.96, 4), (0.95, 4), (0.97, 5)]
 
 
-def test_nobody_waits_for_longer_than_allowed(look_with: LookWith) -> None:
+def test_no_row_waits_for_longer_than_allowed(look_with: LookWith) -> None:
     net, now = BrightNet(look_with), [0.0]
     merged = MergedLooks(net, ExitRule([0.9, 0.9, 0.9]), full_batch=8, wait_ms=100, clock=lambda: now[0])
     merged.add(bright(0.6, 0.95))
@@ -127,7 +127,7 @@ def test_without_waiting_every_batch_goes_on_alone(look_with: LookWith) -> None:
     assert net.rows_focused == [2, 1]
 
 
-def test_a_row_that_nobody_joins_does_not_hold_its_scene_for_ever(look_with: LookWith) -> None:
+def test_a_row_that_no_other_joins_does_not_hold_its_scene_for_ever(look_with: LookWith) -> None:
     net = BrightNet(look_with)
     came = [len(net.rows_focused)]
 

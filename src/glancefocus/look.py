@@ -155,8 +155,30 @@ def as_batch(images: Tensor, view: ViewSettings | None) -> ImageBatch | ClipBatc
     return kind(images, normalise_by=view if images.dtype == torch.uint8 else None)
 
 
+class HasShape(Protocol):
+    """A tensor, or an image in a file: something whose shape ends with height and width."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+class SeparateImages:
+    """What scenes have in common whose images are held one by one, because their sizes differ."""
+
+    images: tuple[HasShape, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.images)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Height and width of each image."""
+        return [(image.shape[-2], image.shape[-1]) for image in self.images]
+
+
 @dataclass(frozen=True)
-class MixedImages:
+class MixedImages(SeparateImages):
     """Images of different sizes, each (3, H, W), normalised or uint8; or clips of different sizes, each (F, 3, H, W).
 
     normalise_by  as in ImageBatch, for those that are uint8
@@ -175,15 +197,6 @@ class MixedImages:
             if image.shape[:-2] != self.images[0].shape[:-2]:
                 first, other = tuple(self.images[0].shape), tuple(image.shape)
                 raise BadSetting(f"all clips must have the same number of frames, but got shapes {first} and {other}.")
-
-    @property
-    def count(self) -> int:
-        return len(self.images)
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Height and width of each image."""
-        return [(image.shape[-2], image.shape[-1]) for image in self.images]
 
     @property
     def frames(self) -> int:
@@ -238,7 +251,7 @@ class Aim:
     candidate  number of the candidate view that the next look has, one for all rows or (B,) int64
     memory     (B, units) the policy's memory after aiming; None where the policy has none
     mean       (B, 2) where the policy would aim without exploring; None for policies that are not learnt
-    value      (B,) what the critic expects of looking on; None where there is no critic
+    value      (B,) the critic's estimate of the reward of further looks; None where there is no critic
     log_prob   (B,) of `where`, where it was drawn from a distribution
     """
 

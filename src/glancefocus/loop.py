@@ -59,7 +59,7 @@ class Entropy:
 
 
 class Value:
-    """The less the critic expects to gain from further looks, the larger the score; a sigmoid brings it into [0, 1]."""
+    """The smaller the critic's estimate of the reward of further looks, the larger the score; a sigmoid brings it into [0, 1]."""
 
     name: ScoreName = "value"
     needs_aim = True

@@ -169,6 +169,11 @@ def cache_path() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "glancefocus"
 
 
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use; fewer than the machine has under taskset, or in a container with a CPU set."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX of malloc.h
 UNCHECKED_BYTES = 64 << 20
 """A smaller need for memory is not checked."""

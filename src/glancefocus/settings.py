@@ -145,8 +145,8 @@ class PolicySettings:
              Those have nothing to learn, so the other settings have no effect.
     head     conv: kxk convolution to few channels, then a linear layer; linear: two linear layers on the flattened map
     units    of the GRU
-    place    the GRU also gets where the last look was and how much it covered (beyond the paper). Without it the policy cannot
-             know which places it has seen already.
+    place    the GRU also gets where the last look was and how much it covered (beyond the paper). Without it nothing shows
+             the policy which places it has seen already.
     """
 
     head: Literal["conv", "linear"] = "conv"

@@ -15,12 +15,14 @@ import torch
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.cli import train as train_verb
 from glancefocus.cli.main import VERBS, app, main
 from glancefocus.cli.train import TrainOptions, settings_from
 from glancefocus.evaluation.boxes import RIGHT, UNKNOWN, WRONG
 from glancefocus.export.predict import FIELDS
 from glancefocus.look import Aim, Look
 from glancefocus.network.model import GlanceFocus
+from glancefocus.training.settings import TrainSettings
 
 
 class Result:
@@ -467,6 +469,19 @@ def class_folders(tmp_path: Path) -> Path:
         for number in range(2):
             Image.new("RGB", (40, 40), (80 * number, 0, 0)).save(tmp_path / "pets" / name / f"{number}.png")
     return tmp_path / "pets"
+
+
+@pytest.mark.parametrize(("words", "hold_mib"), [((), 1024), (("--in-memory",), 1024), (("--no-in-memory",), 0)])
+def test_no_in_memory_reads_the_files_in_every_epoch(
+    words: tuple[str, ...], hold_mib: int, class_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[TrainSettings] = []
+    monkeypatch.chdir(class_folders.parent)
+    monkeypatch.setattr(train_verb, "run_training", lambda settings, *_, **__: started.append(settings))
+    with pytest.raises(SystemExit):
+        main(["train", str(class_folders), "--backbone", "test_resnet", "--weights", "none", *words])
+    (settings,) = started
+    assert (settings.data.in_memory, settings.data.hold_mib) == (words == ("--in-memory",), hold_mib)
 
 
 def test_source_px_is_the_height_and_the_width_of_the_image_that_is_looked_at(class_folders: Path) -> None:

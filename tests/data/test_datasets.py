@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.lists import read_csv, read_folder
@@ -196,6 +198,22 @@ def test_images_can_be_held_in_memory(tmp_path: Path) -> None:
     assert isinstance(held.train, MemorySplit)
     shutil.rmtree(tmp_path / "cat")
     assert tuple(next(iter(held.train.batches([[0, 1]])))[0].shape) == (2, 3, 16, 16)
+
+
+@pytest.mark.parametrize(("cores", "workers"), [({0}, 1), ({0, 3}, 2), (set(range(64)), 2)])
+def test_the_default_number_of_workers_follows_the_usable_cores_and_torch_does_not_warn(
+    cores: set[int], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores, raising=False)
+    settings = DataSettings("photos")
+    assert settings.workers == workers
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader([0], num_workers=settings.workers)
+    with pytest.warns(
+        UserWarning, match="suggested max number of worker"
+    ):  # what more than the usable cores would cause
+        DataLoader([0], num_workers=len(cores) + 1)
 
 
 def test_the_built_in_world_has_three_splits_with_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glancefocus.data.sources import small_classes
+from glancefocus.data.classes import small_classes
 from glancefocus.data.split_record import Content, hold_out, without_copies
 from glancefocus.data.splits import Row
 from glancefocus.errors import BadData

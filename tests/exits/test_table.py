@@ -104,7 +104,7 @@ def slow_exit(score: list[float], thresholds: list[list[float]]) -> int:
 
 
 @pytest.mark.parametrize(("looks", "sizes"), [(1, 3), (2, 2), (3, 2), (4, 2), (3, 3), (4, 3), (3, 4)])
-def test_the_tree_lets_leave_whom_the_papers_rule_lets_leave(looks: int, sizes: int) -> None:
+def test_the_images_that_leave_the_tree_are_those_of_the_papers_rule(looks: int, sizes: int) -> None:
     random = np.random.default_rng(10 * looks + sizes)
     table = tree_table(random, 60, looks, sizes)
     for _ in range(12):

@@ -122,7 +122,7 @@ def test_the_centre_is_seen_once_before_the_corners(small_net: Make, first_view:
     assert torch.equal(passed_in.where, outcome.where)
 
 
-def test_a_policy_with_place_is_told_where_the_first_patch_was(small_net: Make) -> None:
+def test_a_policy_with_place_gets_where_the_first_patch_was(small_net: Make) -> None:
     net = small_net(first_view="centre", policy={**RULE, "place": True})
     with torch.inference_mode():
         look = net.glance(scene_of(net, noise(1)))

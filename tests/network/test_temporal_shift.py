@@ -99,7 +99,7 @@ def test_the_shift_is_before_the_first_convolution_of_the_blocks_that_tsm_names(
 
 @pytest.mark.parametrize("name", ["densenet121", "deit_tiny_patch16_224"])
 def test_a_backbone_without_residual_convolutions_is_refused(name: str) -> None:
-    with pytest.raises(BadSetting, match=r"has none that it knows\. Choose a ResNet.* or shift_div=0"):
+    with pytest.raises(BadSetting, match=r"has none that are supported\. Choose a ResNet.* or shift_div=0"):
         gf.create(backbone=name, classes=3, glance_px=64, patch_px=64, looks=2, frames=4)
 
 

@@ -78,7 +78,7 @@ def test_light_weights_are_another_runtime_and_another_network(folder: Path) -> 
     assert bundle.use("onnx").latency_here() is None
 
 
-def test_light_weights_are_refused_where_nobody_reads_them(folder: Path) -> None:
+def test_light_weights_are_refused_where_no_part_reads_them(folder: Path) -> None:
     with pytest.raises(BadSetting, match="light weights are for ONNX Runtime. Name it, too"):
         gf.load(folder, light_weights=True)
     with pytest.raises(BadSetting, match="light_weights is for the runtime onnx, not for 'openvino'"):
@@ -106,7 +106,7 @@ def test_a_runtime_stays_on_its_device(folder: Path) -> None:
         bundle.to("meta")
 
 
-def test_a_misspelt_runtime_is_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_misspelt_runtime_is_reported_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no runtime named 'openvin'. Did you mean 'openvino'"):
         gf.load(tmp_path / "nothing", runtime="openvin")
 

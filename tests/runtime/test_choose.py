@@ -246,7 +246,7 @@ def test_auto_really_measures(small_net: Callable[..., GlanceFocus], graph_cache
     assert all(ms > 0 for ms in choice["ms"].values())
 
 
-def test_mistakes_are_told(small_net: Callable[..., GlanceFocus], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported(small_net: Callable[..., GlanceFocus], monkeypatch: pytest.MonkeyPatch) -> None:
     net = small_net()
     with pytest.raises(UnknownName, match="no runtime named 'onxx'. Did you mean 'onnx'"):
         open_runtime(net, "onxx")

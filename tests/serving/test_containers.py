@@ -31,7 +31,7 @@ def test_everything_that_is_copied_or_mounted_exists(services: Any) -> None:
     assert (CONTAINERS / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_the_container_does_not_run_as_root_and_knows_when_it_is_ready() -> None:
+def test_the_container_does_not_run_as_root_and_reports_when_it_is_ready() -> None:
     lines = (CONTAINERS / "Containerfile").read_text().splitlines()
     assert "USER gf" in lines
     assert any("/health/ready" in line for line in lines)

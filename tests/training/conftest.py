@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -75,6 +77,9 @@ class Evidence(nn.Module):
         return 6 * memory
 
 
+TINY_RUN = Path(__file__).with_name("tiny_run.py")
+
+
 @pytest.fixture(autouse=True)
 def _fresh_accelerate() -> Iterator[None]:
     """accelerate keeps one state a process; every test starts with none."""
@@ -118,7 +123,7 @@ def square_world(context_of: Callable[..., TrainingContext]) -> Callable[..., Tr
 @pytest.fixture(scope="session")
 def tiny_run() -> types.ModuleType:
     """tiny_run.py: a run of seconds."""
-    spec = importlib.util.spec_from_file_location("tiny_run", Path(__file__).with_name("tiny_run.py"))
+    spec = importlib.util.spec_from_file_location("tiny_run", TINY_RUN)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -154,6 +159,17 @@ class Runs:
     @staticmethod
     def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
         return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+    @classmethod
+    def of_two_processes(cls, run: Path, changes: dict[str, Any]) -> dict[str, Tensor]:
+        """The weights after a run of tiny_run.py in two processes, which must agree on them."""
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TINY_RUN)]
+        words = [*launch, str(run), json.dumps(changes)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        weights: list[dict[str, Tensor]] = [torch.load(run / f"rank-{n}.pt", weights_only=True) for n in (0, 1)]
+        assert cls.same(*weights)
+        return weights[0]
 
     @staticmethod
     def metrics(run: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from glancefocus.data.sources import default_workers
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.presets import PRESETS
@@ -90,7 +91,7 @@ def test_flags_become_settings(folder: str) -> None:
     network = settings.network
     assert (network.backbone, network.glance_px, network.focus, network.looks) == ("resnet18", 64, ("48",), 3)
     assert (network.view.height_px, network.view.width_px) == (128, 160)
-    assert (settings.data.in_memory, settings.data.max_bad_files, settings.data.workers) == (True, 3, 2)
+    assert (settings.data.in_memory, settings.data.max_bad_files, settings.data.workers) == (True, 3, default_workers())
     assert (settings.data.augment.flip, settings.data.augment.crop) == (False, 0.35)
     assert (settings.seed, settings.batch_size, settings.precision, settings.rounds) == (5, 32, "bf16", 1)
 

@@ -27,7 +27,7 @@ from glancefocus.training.run_folder import differences
 from glancefocus.training.settings import TrainSettings
 
 HERE = Path(__file__).parent
-TINY_RUN, KILL_AND_RESUME = HERE / "tiny_run.py", HERE.parent.parent / "benchmarks" / "kill_and_resume.py"
+KILL_AND_RESUME = HERE.parent.parent / "benchmarks" / "kill_and_resume.py"
 pytestmark = pytest.mark.usefixtures("_tiny_world")
 Tiny = Callable[..., TrainSettings]
 
@@ -291,16 +291,10 @@ def test_fp16_without_a_gpu_is_refused(tiny_settings: Tiny, tmp_path: Path) -> N
 def test_two_processes_agree_with_each_other_and_with_one(runs: Any, tiny_settings: Tiny, tmp_path: Path) -> None:
     # Encoders are frozen and aims are learnt: nothing depends on how a batch is shared out, so one process must get the same.
     changes = {"stages": ["finetune"], "finetune": {"freeze_encoders": True, "epochs": 2}}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TINY_RUN)]
-    done = subprocess.run(
-        [*launch, str(tmp_path / "two"), json.dumps(changes)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = [torch.load(tmp_path / "two" / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert runs.same(*ranks)
+    weights = runs.of_two_processes(tmp_path / "two", changes)
     train(tiny_settings(**changes), tmp_path / "one", quiet=True)
     for name, tensor in runs.weights(tmp_path / "one").items():
-        torch.testing.assert_close(tensor, ranks[0][name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-5)
     assert [row["epoch"] for row in runs.metrics(tmp_path / "two")] == [1, 2]
 
 

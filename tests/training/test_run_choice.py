@@ -71,6 +71,17 @@ def test_a_run_with_other_options_gets_the_next_number_and_this_is_printed(of_ph
     assert str(choose_run(asked("more/photos"), "more/photos", None).folder) == "runs/photos-3"
 
 
+@pytest.mark.parametrize(("stored", "workers"), [(0, 0), (1, 1), (2, 1), (5, 5)])  # 5 cannot be the default
+def test_a_run_that_is_continued_with_fewer_cores_has_the_default_number_of_workers_there(
+    of_photos: TrainSettings, stored: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    begun("runs/photos", replace(of_photos, data=replace(of_photos.data, workers=stored)), asked())
+    settings = choose_run(asked(), "photos", None).settings
+    assert settings is not None
+    assert settings.data.workers == workers
+
+
 def test_the_same_options_continue_the_run_that_was_started_with_them(of_photos: TrainSettings) -> None:
     begun("runs/photos", of_photos, asked())
     longer = replace(of_photos, seed=1, batch_size=6)  # as if chosen by the memory of another day

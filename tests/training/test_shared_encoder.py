@@ -1,8 +1,5 @@
 """Training one encoder for all views: its own norms on glances, all views together, and nothing for glances only."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ SHARED = {"shared_encoder": True, "own_norms": True}
 VIEWS = {"classifier": "summed", "focus": ["0.5@32", "whole@64"]}
 THREE = {**SHARED, **VIEWS, "whole_encoder": True}
 BY_RULE = {**THREE, "first_view": "centre", "policy": {"units": 16, "conv_channels": 4, "kind": "centre_corner"}}
-TINY_RUN = Path(__file__).with_name("tiny_run.py")
 Make = Callable[..., TrainingContext]
 Tiny = Callable[..., TrainSettings]
 
@@ -191,13 +187,7 @@ def _step_of(folder: Path) -> int:
 @pytest.mark.usefixtures("_tiny_world")
 def test_two_processes_train_all_views(runs: Any, tmp_path: Path) -> None:
     changes = {**CHANGES, "stages": STAGES[:3]}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TINY_RUN)]
-    done = subprocess.run(
-        [*launch, str(tmp_path / "two"), json.dumps(changes)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = [torch.load(tmp_path / "two" / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert runs.same(*ranks)
+    runs.of_two_processes(tmp_path / "two", changes)
 
 
 def test_recipes_are_fitted_to_a_shared_encoder() -> None:

@@ -265,7 +265,7 @@ class Blind(nn.Module):
 def test_returning_is_refused_where_the_policy_does_not_know_its_places() -> None:
     plain = {"data": {"source": "signs"}, "network": {"backbone": "test_resnet", "classes": 5}}
     stages = {"stages": ["backbone", "recognise", "point"], "point": {"return_weight": 1.0}}
-    with pytest.raises(BadSetting, match=r"does not know where it looked. Set network.policy.place=true"):
+    with pytest.raises(BadSetting, match=r"does not get the places of earlier looks. Set network.policy.place=true"):
         from_plain(TrainSettings, {**plain, **stages})
 
 

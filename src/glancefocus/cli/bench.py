@@ -215,7 +215,7 @@ def preset_subject(options: BenchOptions, most_images: int) -> "Subject":
 
     from glancefocus.network.macs import count_costs
     from glancefocus.network.weights import create, make_up_weights
-    from glancefocus.training.recipes import assign
+    from glancefocus.training.assignments import assign
 
     name, data = options.network, options.data
     if data is not None:

@@ -18,9 +18,17 @@ from glancefocus.cli.main import (
     command_options,
     output,
 )
+from glancefocus.cli.measuring import (
+    LatencyFile,
+    ReadingProcesses,
+    SkippedFiles,
+    TimedBatch,
+    load_to_measure,
+    records_of,
+)
 from glancefocus.cli.printing import cell, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting
-from glancefocus.values import BadFiles, BatchSize, Count, Milliseconds, MultiplyAdds, Workers
+from glancefocus.values import Count, Milliseconds, MultiplyAdds
 
 if TYPE_CHECKING:
     from glancefocus.bundle.bundle import Bundle
@@ -55,10 +63,7 @@ class BudgetOptions:
     """The score that is compared with the thresholds; images stop above them. confidence: the largest class probability. entropy:
     1 for a certain answer, 0 for equal probabilities. value: computed from the critic (the part of the policy that predicts the
     reward of further looks), high if this reward is low. random: a baseline. Default: the score stored in the bundle."""
-    latency_file: Path | None = None
-    """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
-    glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
-    batch_size, runtime."""
+    latency_file: LatencyFile = None
     on: Literal["held-out", "train"] = "held-out"
     """The images of DATA that are used to choose the thresholds. held-out: images that the network was not trained on (see
     --split). train: the training images, as in the released code of the paper; answers to these are more confident than answers to
@@ -75,15 +80,12 @@ class BudgetOptions:
     and store them in the bundle. `gf train` does this already for your own images, except with a preset of the paper. If no
     other images are held out, one half of the images is used for the temperatures and thresholds, and the other half to measure
     the result."""
-    batch_size: BatchSize = 1
-    """Number of images processed together when milliseconds are measured."""
+    batch_size: TimedBatch = 1
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None
-    workers: Workers = 0
-    """Number of processes that read files; 0: the main process reads them."""
-    max_bad_files: BadFiles = 10
-    """Skip up to this many damaged files. Abort if there are more."""
+    workers: ReadingProcesses = 0
+    max_bad_files: SkippedFiles = 10
     store: bool = True
     """Write thresholds and curve into the bundle. --no-store only prints them."""
     json: Json = False
@@ -120,12 +122,9 @@ def budget(options: BudgetOptions) -> None:
 
     Example: gf budget runs/signs/bundle signs --macs 9e6
     """
-    from glancefocus.bundle.bundle import load
-    from glancefocus.bundle.files import read_latency_file
     from glancefocus.bundle.sharing import local_folder, refuse_writing
     from glancefocus.evaluation.choosing import choose_images, within_budget
     from glancefocus.evaluation.latency import measure_latency
-    from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.exits.budget import solve_curve
     from glancefocus.exits.curve import leave_thresholds
     from glancefocus.exits.table import check_table
@@ -133,30 +132,14 @@ def budget(options: BudgetOptions) -> None:
     if options.store:
         refuse_writing(options.bundle)
     folder = local_folder(options.bundle)
-    bundle = load(
-        folder,
-        runtime=options.runtime,
-        threads=options.threads,
-        batch=options.batch_size,
-        light_weights=options.light_weights,
-    )
+    bundle = load_to_measure(folder, options)
     _refuse_early(bundle, options)
-    if options.latency_file is not None:
-        bundle.elsewhere = read_latency_file(options.latency_file, bundle.settings)
     if options.score is not None:
         bundle.score = options.score
         # Refuses a score that does not work with several candidate views.
         bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.candidates)))
     with progress_bars(quiet=options.json) as progress:
-        records = Records(
-            bundle,
-            options.data,
-            looks_folder(folder),
-            workers=options.workers,
-            max_bad_files=options.max_bad_files,
-            progress=progress,
-            train_images=options.train_images,
-        )
+        records = records_of(bundle, folder, options, progress, options.train_images)
         if options.calibrate:
             bundle.temperatures = _temperatures(records, options)
         choice = choose_images(records, options.on, split=options.split, in_halves=options.calibrate)

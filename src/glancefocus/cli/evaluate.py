@@ -16,8 +16,15 @@ from glancefocus.cli.main import (
     command_options,
     output,
 )
+from glancefocus.cli.measuring import (
+    LatencyFile,
+    ReadingProcesses,
+    SkippedFiles,
+    TimedBatch,
+    load_to_measure,
+    records_of,
+)
 from glancefocus.cli.printing import print_line, print_remarks, print_verdict, progress_bars
-from glancefocus.values import BadFiles, BatchSize, Workers
 
 if TYPE_CHECKING:
     from glancefocus.evaluation.assess import Findings
@@ -46,19 +53,13 @@ class EvaluateOptions:
     latency: bool = True
     """Also report milliseconds on this device in this runtime: those that `gf budget --ms` stored in the bundle, or else measured
     now."""
-    latency_file: Path | None = None
-    """Use milliseconds that were measured elsewhere, such as on a phone, instead of measuring them here: a JSON file with device,
-    glance_ms, and focus_ms with one list for each focus look, which has one number for each candidate view. Optional: threads,
-    batch_size, runtime."""
-    batch_size: BatchSize = 1
-    """Number of images processed together when milliseconds are measured."""
+    latency_file: LatencyFile = None
+    batch_size: TimedBatch = 1
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None
-    workers: Workers = 0
-    """Number of processes that read files; 0: the main process reads them."""
-    max_bad_files: BadFiles = 10
-    """Skip up to this many damaged files. Abort if there are more."""
+    workers: ReadingProcesses = 0
+    max_bad_files: SkippedFiles = 10
     rivals: Literal["none", "as-is", "tuned"] = "as-is"
     """The simpler alternatives (rivals) that the network is compared with, at equal cost. as-is: the backbone of the run on the
     same images, resized to several sizes; the network's own encoders, each alone; and cascades of these (a small size first, a
@@ -72,35 +73,17 @@ def evaluate(options: EvaluateOptions) -> None:
 
     Example: gf evaluate runs/signs/bundle signs -o report
     """
-    from glancefocus.bundle.bundle import load
-    from glancefocus.bundle.files import read_latency_file
     from glancefocus.bundle.sharing import local_folder
     from glancefocus.evaluation.assess import assess, look_table
     from glancefocus.evaluation.every_look import noted_aims
     from glancefocus.evaluation.latency import measure_latency
-    from glancefocus.evaluation.records import Records, looks_folder
     from glancefocus.evaluation.report import Training, noted_images, read_training_curves, write_report
     from glancefocus.exits.table import check_table
 
     folder = local_folder(options.bundle)
-    bundle = load(
-        folder,
-        runtime=options.runtime,
-        threads=options.threads,
-        batch=options.batch_size,
-        light_weights=options.light_weights,
-    )
-    if options.latency_file is not None:
-        bundle.elsewhere = read_latency_file(options.latency_file, bundle.settings)
+    bundle = load_to_measure(folder, options)
     with progress_bars(quiet=options.json) as progress:
-        records = Records(
-            bundle,
-            options.data,
-            looks_folder(folder),
-            workers=options.workers,
-            max_bad_files=options.max_bad_files,
-            progress=progress,
-        )
+        records = records_of(bundle, folder, options, progress)
         name = records.to_measure(options.split)
         record = records.of(name)
         choosing = records.of("val") if name == "test" and "val" in records.names else None

@@ -94,8 +94,9 @@ class PredictOptions:
     max_frames: Count | None = None
     """With --camera: stop after this many answers."""
     ray: Flag = False
-    """Answer on a Ray cluster, the one that the variable RAY_ADDRESS names, otherwise on this machine. FILES is one folder, Parquet
-    file or .tar of a WebDataset; --output is a folder for Parquet files. The same command continues what was interrupted."""
+    """Answer on a Ray cluster: the one whose address is in the environment variable RAY_ADDRESS; without it, Ray is started on this
+    machine. FILES is one folder, one Parquet file or one .tar file (WebDataset). The answers are written to the folder --output as
+    Parquet files. After an interruption the same command continues."""
     runtime: Runtime = None
     light_weights: LightWeights = False
     threads: Threads = None

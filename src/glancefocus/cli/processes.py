@@ -105,7 +105,7 @@ def _wait(running: list["subprocess.Popen[bytes]"], errors: int) -> None:
 
 
 def _end(running: list["subprocess.Popen[bytes]"]) -> None:
-    """End the other processes after one has failed. They wait for it, and would print long errors when they give up."""
+    """End the other processes after one has failed. They wait for it, and would print long errors when the connection is lost."""
     until = time.monotonic() + _GRACE_S
     while any(process.poll() is None for process in running) and time.monotonic() < until:
         time.sleep(_POLL_S)

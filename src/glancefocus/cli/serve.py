@@ -39,11 +39,11 @@ class ServeOptions:
     GLANCEFOCUS_TOKEN; if it is not set, no token is needed."""
     latency_p99_ms: Milliseconds | None = None
     """Latency limit for 99 of 100 pictures, in milliseconds. It turns the budget controller on: under load it switches to cheaper
-    thresholds of the bundle's curve. If even the cheapest ones are too slow, requests are refused (status 503). Default: no
-    controller; the thresholds do not depend on the load."""
+    thresholds, those of the bundle's curve (thresholds for a range of budgets). If even the cheapest ones are too slow, requests
+    are refused (status 503). Default: no controller; the thresholds do not depend on the load."""
     budget_macs: MultiplyAdds | None = None
-    """Mean multiply-adds of a picture, for requests without budget_macs, thresholds or looks. With --latency-p99-ms: the budget
-    without load, which the controller lowers. Default: the thresholds that are stored in the bundle."""
+    """Mean multiply-adds of a picture, for requests without budget_macs, thresholds or looks. With --latency-p99-ms this is the
+    budget without load; the controller lowers it under load. Default: the thresholds that are stored in the bundle."""
     batching: Literal["look", "request"] = "look"
     """look: each look is computed for a batch of pictures from all requests, and a picture is answered as soon as it stops.
     request: a batch of pictures is finished before the next one begins (for comparison)."""
@@ -54,7 +54,7 @@ class ServeOptions:
     allow_paths: Path | None = None
     """A folder on this machine: requests in JSON may give the path of a picture in it. Default: paths are refused."""
     max_body_mb: Mebibytes = 32
-    """Refuse requests with more mebibytes than this (status 413)."""
+    """Refuse requests whose body is larger than this many MiB (status 413)."""
     max_pictures: Count = 64
     """Refuse requests with more pictures than this (status 413)."""
     max_pixels: MaxPixels = 50_000_000
@@ -64,8 +64,9 @@ class ServeOptions:
     max_waiting: Count = 1024
     """Largest number of pictures, per bundle, that wait for their answer; more are refused (status 503)."""
     ray: Flag = False
-    """Serve on the machines of a Ray cluster: the one that the variable RAY_ADDRESS names, otherwise this machine. Each replica
-    shares looks between its own requests. Every machine must be able to read the bundles."""
+    """Serve on the machines of a Ray cluster: the one whose address is in the environment variable RAY_ADDRESS; without it, Ray is
+    started on this machine. Several replicas (copies of the server) share the requests; looks are computed together for the
+    requests of one replica. Every machine must be able to read the bundles."""
     replicas: Count = 1
     """With --ray: smallest number of replicas."""
     max_replicas: Count | None = None

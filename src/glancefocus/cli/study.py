@@ -26,8 +26,8 @@ class StudyOptions:
     name: str | None = None
     """Name of the study. Without a name, all studies are listed."""
     data: str | None = None
-    """The data set, as for `gf train`. Default: the built-in one of the study (signs or gestures); --scale paper has no default,
-    and works without data only for --plan."""
+    """The data set, as for `gf train`. Default: the built-in one of the study (signs or gestures). With --scale paper there is no
+    default; only --plan works without data there."""
     _: KW_ONLY
     scale: Literal["tiny", "paper"] | None = None
     """tiny: small networks on a built-in data set, minutes on two cores. paper: the networks and settings of the paper, which need
@@ -37,16 +37,18 @@ class StudyOptions:
     seeds: Count | None = None
     """Number of seeds. Tables show the mean and the standard deviation over them. Default: 1 to 3, depending on the study."""
     plan: Flag = False
-    """Print what would be trained, with multiply-adds, disk space and an estimate of the hours on this machine. Trains nothing."""
+    """Train nothing; print what would be trained, with multiply-adds, disk space and an estimate of the hours on this machine."""
     speed: Annotated[float, Range(0, 1_000_000, above=True)] | None = None
-    """With --plan: how many trillion multiply-adds a second your devices compute in training, for the time there. Default: measured
-    here."""
+    """With --plan: estimate the hours on other devices, which compute this many trillion multiply-adds per second in training.
+    Default: the speed of this machine, which is measured."""
     weights: str = "pretrained"
     """With --scale paper: initial weights of the backbones: a file, "pretrained" (timm downloads them), or "none" (the backbones
-    are first trained from random initialisation). With --scale tiny they are always trained."""
+    are first trained from random initialisation). With --scale tiny they are always trained from
+    random initialisation."""
     latency_file: Path | None = None
-    """For the study phone: milliseconds that were measured elsewhere, as for `gf budget`; a file, or with several networks a folder
-    with one file for each, such as resnet50-96.json. Default: they are measured here, on one thread."""
+    """For the study named phone: milliseconds that were measured elsewhere, in a JSON file as for `gf budget --latency-file`; if
+    the study has several networks, a folder with one file for each, such as resnet50-96.json. Default: they are measured here, on
+    one thread."""
     setting: Annotated[list[str] | None, Parameter(name=["--set"])] = None
     """A setting of all runs as name=value, as for `gf train`; may be repeated. A setting of a stage applies to the runs that have
     this stage."""

@@ -1,7 +1,6 @@
 """`gf train`: trains a network on a data set, and reports the result."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from glancefocus.cli.main import Flag, Json, OutputName, command_options
-from glancefocus.cli.printing import notice, print_line, print_verdict
-from glancefocus.errors import BadBundle, BadRun, BadSetting
+from glancefocus.cli.printing import notice
+from glancefocus.cli.train_result import print_result
+from glancefocus.errors import BadRun, BadSetting
 from glancefocus.interrupts import prints_messages
 from glancefocus.values import (
     BadFiles,
@@ -31,10 +31,8 @@ from glancefocus.values import (
 )
 
 if TYPE_CHECKING:
-    from glancefocus.bundle.bundle import Bundle
     from glancefocus.training.settings import TrainSettings
 
-_LONGEST_SENTENCE = 10_000
 # Options that are settings of the run under the same name.
 _CHANGES = ("weights", "start", "teacher", "rounds", "batch_size", "precision", "accumulation", "seed", "rivals")
 Several = Parameter(consume_multiple=True)
@@ -47,9 +45,10 @@ class TrainOptions:
 
     data: str
     """A folder with one folder of images (or clips) for each class; or a folder with train/ and val/, each of which holds such
-    folders; a CSV file with the columns path and label; Something-Something or Jester as published; or a built-in data set: signs
-    (images) or gestures (clips). Without val/, 20 % of each class are held out for validation; in small data sets up to 33 %, to
-    reach 150 images in all. --set data.val_share=0.3 holds out 30 % instead."""
+    folders; a CSV file with the columns path and label; a data set as it was published (ImageNet, Something-Something, Jester and
+    others, see docs/train.md); or a built-in data set: signs (images) or gestures (clips). Without val/, 20 % of each class are
+    held out for validation; in small data sets up to 33 %, to reach 150 images in all. --set data.val_share=0.3 holds out 30 %
+    instead."""
     _: KW_ONLY
     output: Annotated[Path | None, OutputName] = None
     """Folder of the run. Default: runs/ and the name of the data, such as runs/photos. The same command again continues its run.
@@ -69,7 +68,8 @@ class TrainOptions:
     pretrained, with a download, for your own data without a preset; otherwise none."""
     start: str | None = None
     """Start from a complete trained network instead of weights of a backbone: the folder `bundle` that another run wrote. It must
-    have the same preset or backbone, sizes and number of classes. All --stages run; give those that you want to train further."""
+    have the same preset or backbone, sizes and number of classes. All of its stages would be trained again: name with --stages
+    those that you want to train further."""
     teacher: str | None = None
     """A file with weights of the same backbone, already trained on the same classes, such as backbone.safetensors in the folder of
     another run. Glance and focus looks learn from its answers (distillation). Default: the backbone that this run trains. If the
@@ -79,9 +79,10 @@ class TrainOptions:
     then the glance encoder on glances (the same as backbone,glance). 1: train encoders and classifier on focus looks. point: train
     the policy, by supervision, to look at the places where the backbone finds its evidence for the label (its class activation
     map). 2: train the policy by reinforcement learning, as in the paper; instead of point, or after it. 3: fine-tune encoders and
-    classifier with the places of this policy. joint: one stage instead of 1, 2 and 3. For built-in data sets also small and
-    small_glance: train backbone and glance encoder on small images first. Default: initialise,1,point for your own images,
-    initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data set."""
+    classifier on focus looks at the places that this policy chooses. joint: train everything together, instead of 1, 2 and 3. For
+    built-in data sets also small and small_glance: train backbone and glance encoder on small images first. Default:
+    initialise,1,point for your own images, initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data
+    set."""
     rounds: Rounds | None = None
     """Repeat the stages 2 and 3 at the end of --stages: with --stages initialise,1,2,3 --rounds 2 the stages are
     initialise,1,2,3,2,3. Default: 1."""
@@ -89,19 +90,19 @@ class TrainOptions:
     """Side of the glance (the whole image, resized) in pixels. Default: chosen to fit the data, or that of the preset; see the
     plan."""
     focus: Annotated[list[str] | None, Several] = None
-    """The candidate views of a focus look, the one with the fewest pixels first. With several, thresholds on the confidence, found
-    at the end of the run, choose one of them for each look. 96: a patch of 96 px at the resolution of
-    --source-px. 0.5@112: a square of half of the image's shorter side, resized to 112 px. 200px@96: a square of 200 px, resized to
-    96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112 whole@160. Default: chosen to fit the
-    data, or those of the preset; see the plan."""
+    """What a focus look shows: one view, or several candidate views, the one with the fewest pixels first. If there are several,
+    one of them is chosen for each look, by thresholds on the confidence that are found at the end of the run. 96: a patch of 96 px,
+    cut out of the image at the resolution of --source-px. 0.5@112: a square of half of the image's shorter side, resized to 112 px.
+    200px@96: a square of 200 px, resized to 96 px. whole@160: the whole image, resized to 160 px. For example: --focus 96 0.5@112
+    whole@160. Default: chosen to fit the data, or those of the preset; see the plan."""
     patch_px: Annotated[list[Pixels] | None, Several] = None
     """The same as --focus for patches at full resolution only: their sides in pixels, such as --patch-px 32 48 64."""
     looks: Looks | None = None
     """Largest number of looks at an image: the glance and the focus looks together. Default: 3 for your own data; otherwise
     that of the preset."""
     frames: Frames | None = None
-    """Needed for clips (video files, or folders of frames), unless a preset is for clips: the number of evenly spaced frames that
-    the network sees of each clip."""
+    """Number of evenly spaced frames that the network sees of each clip (video file, or folder of frames). Needed for clips, unless
+    the preset is one for clips; not for images."""
     source_px: Pixels | None = None
     """Side in pixels to which images are resized before the network looks at them, such as 448: the same as --height-px and
     --width-px with this number. In a larger image a patch shows more detail. Glance and focus views grow with it, unless
@@ -120,14 +121,16 @@ class TrainOptions:
     crop: PositiveShare | None = None
     """Augmentation by random crops: the smallest fraction of the image's area that a crop keeps, above 0 and up to 1; 1 turns it
     off. Give a larger value, such as 0.6, if a small crop often misses the object. Only training images are cropped, never those
-    of validation or prediction. Clips are cropped as in TSM; 1 turns that off, other values have no effect on clips. Default:
+    of validation or prediction. Clips are cropped as in TSM (Temporal Shift Module, the paper's method for clips); 1
+    turns that off, other values have no effect on clips. Default:
     0.35 for your own images."""
     shift_px: Shift | None = None
     """Augmentation: move training images at random by up to this many pixels in each direction, repeating the edge pixels.
     Default: 0 for your own data."""
     in_memory: bool | None = None
-    """Read and resize all images once and keep them in main memory, however large; this turns random crops off. Without this option
-    they are also kept in memory, with random crops, if they need at most 1 GiB; --set data.hold_mib=0 turns that off."""
+    """--in-memory: read and resize all images (or clips) once and keep them in main memory, however large they are; this turns
+    random crops off. --no-in-memory: read the files again in every epoch. Default: images are kept in memory, with random crops,
+    if they need at most 1 GiB (--set data.hold_mib=2048: 2 GiB); otherwise, and for clips, the files are read in every epoch."""
     check_files: bool | None = None
     """Decode every file before training, to find damaged ones early. --no-check-files saves this time; then the first damaged file
     stops the run when it is used, even with --max-bad-files. Default: on."""
@@ -140,15 +143,16 @@ class TrainOptions:
     """Images (or clips) in one optimiser step, over all processes. Default: chosen to fit the data, or that of the preset; see the
     plan."""
     precision: Literal["no", "bf16", "fp16"] | None = None
-    """bf16, fp16: mixed precision. no: float32 only. Default: no."""
+    """Numbers that training computes with. bf16, fp16: mixed precision. no: float32 only. Default: no."""
     accumulation: BatchSize | None = None
-    """Compute each batch in this many parts, one after the other, to save memory (gradient accumulation). Default: as few as
-    fit."""
+    """Compute each batch in this many parts, one after the other, to save memory (gradient accumulation). Default: as few
+    parts as the memory allows."""
     workers: Workers | None = None
-    """Number of processes that read files. Default: 2; none for images that are kept in memory."""
+    """Number of processes that read files; 0: the training process reads them. Default: 2, or 1 if only one CPU core may be used.
+    Images that are kept in memory need none."""
     processes: Processes = 1
-    """Number of training processes on this machine, one for each GPU. For several machines use: torchrun ... -m glancefocus train
-    ..."""
+    """Number of training processes on this machine, one for each GPU. On several machines start the training with torchrun instead:
+    torchrun [its options] -m glancefocus train DATA [options]."""
     resume: Flag = False
     """Continue the latest run on this data, or the run in --output, with the options that it was started with, so that they need
     not be typed again."""
@@ -269,6 +273,7 @@ def settings_from(options: TrainOptions) -> "TrainSettings":
         },
         data={
             "in_memory": options.in_memory,
+            "hold_mib": 0 if options.in_memory is False else None,
             "check_files": options.check_files,
             "max_bad_files": options.max_bad_files,
             "workers": options.workers,
@@ -325,7 +330,7 @@ def run_training(
     """
     from glancefocus.machine import keep_freed_memory
     from glancefocus.training import run
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, run_stop_message
+    from glancefocus.training.run_folder import run_stop_message
 
     keep_freed_memory()
     first_process = os.environ.get("RANK", "0") == "0"
@@ -336,50 +341,7 @@ def run_training(
         elif first_process:
             notice(f"the run in {folder} is finished; this is its result. For another run use other options, or -o.")
     if first_process:
-        with _damaged_notes(folder / BUNDLE_FOLDER):
-            _print_result(bundle, folder, as_json=as_json)
-
-
-def _print_result(bundle: "Bundle", folder: Path, *, as_json: bool) -> None:
-    from glancefocus.evaluation.verdict import read_verdict
-    from glancefocus.training.run_folder import BUNDLE_FOLDER, REPORT_FOLDER
-    from glancefocus.values import MOST_LOOKS, Fields, number_of
-
-    notes = Fields(bundle.notes, "notes")
-    accuracy = notes.listed(
-        "validation_accuracy_per_look", MOST_LOOKS, lambda value, name: number_of(value, name, 0, 1)
-    )
-    report = folder / REPORT_FOLDER / "report.html"
-    if as_json:
-        result: dict[str, Any] = {
-            "run": str(folder),
-            "bundle": str(folder / BUNDLE_FOLDER),
-            "validation_accuracy_per_look": accuracy,
-            "report": str(report),
-            **{name: bundle.notes[name] for name in ("aims", "verdict") if name in bundle.notes},
-        }
-        print(json.dumps(result, indent=1, allow_nan=False))
-        return
-    if "aims" in bundle.notes:
-        print_line(notes.table("aims").text("sentence", _LONGEST_SENTENCE))
-    if "verdict" in bundle.notes:
-        print_verdict(read_verdict(bundle.notes["verdict"]))
-    shares = " / ".join(f"{100 * a:.1f}" for a in accuracy)
-    print_line(
-        f"validation accuracy after each look: {shares} %\nbundle: {folder / BUNDLE_FOLDER}\nreport: {report}\n"
-        f"try it: gf predict {folder / BUNDLE_FOLDER} PICTURES"
-    )
-
-
-@contextlib.contextmanager
-def _damaged_notes(folder: Path) -> Iterator[None]:
-    """Report notes that were changed after the run had finished; only what is read here can fail in these ways."""
-    try:
-        yield
-    except BadSetting as error:
-        raise BadBundle(f"the bundle {folder} is damaged: {error} Train it again in another folder.") from None
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise BadBundle(f"the bundle {folder} is damaged: notes.verdict. Train it again in another folder.") from None
+        print_result(bundle, folder, as_json=as_json)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glancefocus.data.images import LARGE_PIXELS, RESAMPLING, fitted, pixels_of
 from glancefocus.errors import BadImage
-from glancefocus.look import as_scene
+from glancefocus.look import SeparateImages, as_scene
 from glancefocus.region import Box, Placement, Region, normalise, resized, top_left
 from glancefocus.settings import Interpolation, View, ViewSettings
 
@@ -279,7 +279,7 @@ def _resized_exactly(part: Image.Image, box: FloatBox, size: tuple[int, int]) ->
 
 
 @dataclass(frozen=True)
-class FileScene:
+class FileScene(SeparateImages):
     """Images of which some are in files, each (3, H, W); those of several images are read by several threads.
 
     normalise_by  mean and deviation for pixels from files, and for tensors that are uint8
@@ -287,15 +287,6 @@ class FileScene:
 
     images: tuple[Tensor | FileImage, ...]
     normalise_by: ViewSettings
-
-    @property
-    def count(self) -> int:
-        return len(self.images)
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Height and width of each image."""
-        return [(image.shape[-2], image.shape[-1]) for image in self.images]
 
     def view(self, region: Region) -> Tensor:
         places = [None] * self.count if region.where is None else list(region.where)

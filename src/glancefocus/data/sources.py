@@ -1,8 +1,7 @@
 """Opens a data set by its source: class folders, a CSV of path and label, a published set of clips, or a built-in world's name."""
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.classes import check_class_names, small_classes
 from glancefocus.data.gestures import GesturesSettings
 from glancefocus.data.lists import Medium, medium_of, read_csv, read_folder, read_published, without_missing
 from glancefocus.data.signs import SignsSettings
@@ -27,10 +27,10 @@ from glancefocus.data.split_record import (
 from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
 from glancefocus.data.worlds import WORLDS, World, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadImage, BadSetting, UnknownName
+from glancefocus.machine import usable_cores
 from glancefocus.progress import Progress, progress_of
 from glancefocus.settings import ViewSettings
 from glancefocus.values import (
-    LONGEST_CLASS_NAME,
     BadFiles,
     InnerShare,
     Mebibytes,
@@ -39,19 +39,7 @@ from glancefocus.values import (
     Workers,
     check_fields,
     from_plain,
-    text_of,
 )
-
-
-def check_class_names(names: Iterable[str], source: str) -> None:
-    """Refuse class names that cannot be written to a file: empty, too long, or from folders whose names are not UTF-8."""
-    for name in names:
-        if not name.strip():
-            raise BadData(f"{source} has a class with an empty name. Rename it.")
-        try:
-            text_of(name, "a class name", LONGEST_CLASS_NAME)
-        except BadSetting as error:
-            raise BadData(f"{source}: {error} Rename the class.") from None
 
 
 @dataclass
@@ -115,6 +103,14 @@ def check_files(
     return checked
 
 
+MOST_DEFAULT_WORKERS = 2
+
+
+def default_workers() -> int:
+    """Number of reading processes where none is named: two, or one if only one core may be used. torch warns about more."""
+    return min(MOST_DEFAULT_WORKERS, usable_cores())
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """Which data to train on, and how it is split and read.
@@ -127,7 +123,7 @@ class DataSettings:
     in_memory      decode the images once and hold them in memory, without random crops; flips and shifts remain
     hold_mib       decode pictures once and hold them in memory, random crops included, if they take no more than this; 0: read the
                    files in every epoch
-    workers        processes that read files
+    workers        processes that read files; the default is default_workers
     scenes         number of scenes of a built-in world, as (train, val, test)
     signs, gestures  how the scenes are drawn
     """
@@ -138,7 +134,7 @@ class DataSettings:
     check_files: bool = True
     in_memory: bool = False
     hold_mib: Mebibytes = 1024
-    workers: Workers = 2
+    workers: Workers = field(default_factory=default_workers)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     scenes: tuple[Scenes, Scenes, Scenes] = (4000, 500, 1000)
     signs: SignsSettings = field(default_factory=SignsSettings)
@@ -366,33 +362,3 @@ def world_bytes(settings: DataSettings) -> int:
     drawn = settings.gestures if settings.source == "gestures" else settings.signs
     frames = settings.gestures.frames if settings.source == "gestures" else 1
     return sum(settings.scenes) * frames * 3 * drawn.height * drawn.width
-
-
-TOO_FEW = 10
-"""A class with fewer images is reported; it is split as far as possible."""
-
-
-def small_classes(rows: Sequence[Row], classes: Sequence[str], noun: str) -> list[str]:
-    """Sentences on classes that have too few images for training and for measuring."""
-    images = Counter((split, label) for split, _, label in rows)
-    empty = [name for label, name in enumerate(classes) if images["train", label] == 0]
-    counts = {name: images["train", label] + images["val", label] for label, name in enumerate(classes)}
-    few = [f"{name!r} ({counts[name]})" for name in classes if counts[name] < TOO_FEW and name not in empty]
-    sentences = []
-    if empty:
-        names = _some([repr(name) for name in empty])
-        sentences.append(f"no training {noun} of {_classes(len(empty))} {names}: the network cannot learn it.")
-    if few:
-        sentences.append(
-            f"fewer than {TOO_FEW} {noun} of {_classes(len(few))} {_some(few)}: too few to learn from, and the accuracy on the few "
-            f"that are held out is unreliable. Add {noun}."
-        )
-    return sentences
-
-
-def _classes(count: int) -> str:
-    return "the class" if count == 1 else f"{count} classes,"
-
-
-def _some(words: list[str]) -> str:
-    return ", ".join(words[:5]) + (", ..." if len(words) > 5 else "")

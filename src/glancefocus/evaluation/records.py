@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NotRequired, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -30,44 +31,68 @@ from glancefocus.progress import Progress
 from glancefocus.settings import ViewSettings
 from glancefocus.values import one_line
 
+Columns = dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]
 
-def record_looks(
-    bundle: Bundle,
-    split: Split,
-    folder: Path,
-    *,
-    source: str,
-    name: str,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> LookRecord:
-    """The look record of a split: read from the folder if it is there for this network and these images, otherwise made.
+
+class Recording(TypedDict):
+    """How a split is recorded.
 
     source, name  of the data and of its split, for people
+    batch_size    images that are computed together; 64 by default
+    workers       processes that read files; by default the main process reads them
     progress      called with (images done, images in all)
     """
-    about = RecordAbout(
-        network=bundle.fingerprint,
+
+    source: str
+    name: str
+    batch_size: NotRequired[int]
+    workers: NotRequired[int]
+    progress: NotRequired[Callable[[int, int], None] | None]
+
+
+def record_looks(bundle: Bundle, split: Split, folder: Path, **how: Unpack[Recording]) -> LookRecord:
+    """The look record of a split: read from the folder if it is there for this network and these images, otherwise made."""
+    rule, settings = bundle.calibration(), bundle.settings
+
+    def columns(images: Tensor) -> Columns:
+        return _columns(list(tree_of_looks(bundle.net, images.to(bundle.device), rule)))
+
+    views = tuple(view.name for view in settings.candidates)
+    about = _about(split, how, bundle.fingerprint, settings.looks, views)
+    return _record(about, split, settings.view, folder, columns, how)
+
+
+def _about(split: Split, how: Recording, network: str, looks: int, views: tuple[str, ...]) -> RecordAbout:
+    return RecordAbout(
+        network=network,
         data=data_fingerprint(split),
-        source=one_line(source, 1000),
-        split=name,
+        source=one_line(how["source"], 1000),
+        split=how["name"],
         images=len(split),
-        looks=bundle.settings.looks,
-        views=tuple(view.name for view in bundle.settings.candidates),
+        looks=looks,
+        views=views,
     )
-    place = folder / f"{name}-{about.network[:8]}-{about.data[:8]}"
+
+
+@torch.inference_mode()
+def _record(
+    about: RecordAbout,
+    split: Split,
+    view: ViewSettings,
+    folder: Path,
+    columns: Callable[[Tensor], Columns],
+    how: Recording,
+) -> LookRecord:
+    """The record in the folder, or a new one, with these columns for each batch of images."""
+    place = folder / f"{about.split}-{about.network[:8]}-{about.data[:8]}"
     if place.exists():
         record = LookRecord.load(place)
         record.check_made_for(about.network, about.data)
         return record
-    rule = bundle.calibration()
-    with writing_record(place, about) as writer, torch.inference_mode():
-        for images, labels in scene_batches(
-            split, bundle.settings.view, in_order(len(split), batch_size), None, workers
-        ):
-            looks = list(tree_of_looks(bundle.net, images.to(bundle.device), rule))
-            writer.add(labels.numpy(), **_columns(looks))
+    order, progress = in_order(len(split), how.get("batch_size", 64)), how.get("progress")
+    with writing_record(place, about) as writer:
+        for images, labels in scene_batches(split, view, order, None, how.get("workers", 0)):
+            writer.add(labels.numpy(), **columns(images))
             if progress is not None:
                 progress(writer.done, len(split))
     return LookRecord.load(place)
@@ -95,7 +120,7 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
         level = following
 
 
-def _columns(looks: list[tuple[Look, Tensor]]) -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
+def _columns(looks: list[tuple[Look, Tensor]]) -> Columns:
     columns = {
         "confidence": [look.confidence for look, _ in looks],
         "entropy": [Entropy().of(look, None) for look, _ in looks],
@@ -318,51 +343,32 @@ def looks_folder(bundle_folder: Path) -> Path:
 
 @torch.inference_mode()
 def record_exits(
-    net: MultiExit,
-    split: Split,
-    view: ViewSettings,
-    folder: Path,
-    *,
-    source: str,
-    name: str,
-    batch_size: int = 64,
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    net: MultiExit, split: Split, view: ViewSettings, folder: Path, **how: Unpack[Recording]
 ) -> LookRecord:
-    """The record of a split: read from the folder if it is there for this network and these images, otherwise made.
+    """The record of a network with several exits, which sees whole images at full resolution; read or made as in record_looks.
 
-    Whole images are seen at full resolution. The arguments are those of record_looks. An exit is
-    recorded like a look, so that solvers and curves work alike.
+    An exit is recorded like a look, so that solvers and curves work alike.
     """
     net.eval()
-    tensors = [value for named in sorted(net.state_dict().items()) for value in named]
     device = next(net.parameters()).device
-    about = RecordAbout(
-        network=fingerprint([repr(net), view.height_px, view.width_px], *tensors),
-        data=data_fingerprint(split),
-        source=one_line(source, 1000),
-        split=name,
-        images=len(split),
-        looks=net.exit_count,
-        views=(f"whole@{max(view.height_px, view.width_px)}",),
-    )
-    place = folder / f"{name}-{about.network[:8]}-{about.data[:8]}"
-    if place.exists():
-        record = LookRecord.load(place)
-        record.check_made_for(about.network, about.data)
-        return record
-    with writing_record(place, about) as writer:
-        for images, labels in scene_batches(split, view, in_order(len(split), batch_size), None, workers):
-            answers = torch.stack([a.float().cpu() for a in net(as_batch(images.to(device), view).whole)], dim=1)
-            confidence, answer = answers.softmax(dim=2).max(dim=2)
-            most = torch.log(torch.tensor(float(answers.shape[2])))
-            spread = entropy(answers.flatten(0, 1)).reshape(answers.shape[:2]) / most
-            columns = {"confidence": confidence, "entropy": 1 - spread, "value": torch.ones_like(confidence)}
-            arrays = {column: values.numpy() for column, values in columns.items()}
-            writer.add(labels.numpy(), answer=answer.numpy(), **arrays)
-            if progress is not None:
-                progress(writer.done, len(split))
-    return LookRecord.load(place)
+
+    def columns(images: Tensor) -> Columns:
+        answers = torch.stack([a.float().cpu() for a in net(as_batch(images.to(device), view).whole)], dim=1)
+        confidence, answer = answers.softmax(dim=2).max(dim=2)
+        most = torch.log(torch.tensor(float(answers.shape[2])))
+        spread = entropy(answers.flatten(0, 1)).reshape(answers.shape[:2]) / most
+        values = {
+            "confidence": confidence,
+            "entropy": 1 - spread,
+            "value": torch.ones_like(confidence),
+            "answer": answer,
+        }
+        return {name: column.numpy() for name, column in values.items()}
+
+    tensors = [value for named in sorted(net.state_dict().items()) for value in named]
+    network = fingerprint([repr(net), view.height_px, view.width_px], *tensors)
+    about = _about(split, how, network, net.exit_count, (f"whole@{max(view.height_px, view.width_px)}",))
+    return _record(about, split, view, folder, columns, how)
 
 
 def exits_table(net: MultiExit, record: LookRecord, view: ViewSettings, score: str = "confidence") -> LookTable:

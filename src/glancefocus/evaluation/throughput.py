@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.data.splits import Split, in_order, scene_batches
-from glancefocus.look import Scene, as_batch
+from glancefocus.look import ClipBatch, ImageBatch, as_batch
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Costs, Outcome
@@ -59,41 +59,20 @@ def whole_split(
     backbone  whole images to logits
     """
     view, where = net.settings.view, next(net.parameters()).device
-    seconds, right = {"glancefocus": 0.0, "backbone": 0.0}, {"glancefocus": 0, "backbone": 0}
+    ours, theirs = _Total(), _Total()
     exits, spent, done = torch.zeros(costs.looks, dtype=torch.int64), 0.0, 0
-
-    def timed(name: str, compute: Callable[[], Tensor], labels: Tensor) -> None:
-        _finish(where)
-        began = time.perf_counter()
-        answer = compute()
-        _finish(where)
-        seconds[name] += time.perf_counter() - began
-        right[name] += int((answer.cpu() == labels).sum())
-
     with torch.inference_mode():
         for number, (images, labels) in enumerate(
             scene_batches(split, view, in_order(len(split), batch), None, workers)
         ):
             scene = as_batch(images.to(where), view)
-            whole = scene.whole
             if number == 0:
                 look_until_sure(net, scene, rule)
-                backbone(whole)
-            outcomes: list[Outcome] = []
-
-            def look(scene: Scene = scene, outcomes: list[Outcome] = outcomes) -> Tensor:
-                outcomes.append(look_until_sure(net, scene, rule))
-                return outcomes[-1].answer
-
-            def answer(whole: Tensor = whole) -> Tensor:
-                return backbone(whole).argmax(dim=1)
-
-            ways: dict[str, Callable[[], Tensor]] = {"glancefocus": look, "backbone": answer}
-            for name in ways if number % 2 == 0 else reversed(list(ways)):
-                timed(name, ways[name], labels)
-            looks = outcomes[0].looks.cpu()
+                backbone(scene.whole)
+            outcome = _in_turns(net, backbone, rule, scene, labels, (ours, theirs), backbone_first=number % 2 == 1)
+            looks = outcome.looks.cpu()
             exits += torch.bincount(looks, minlength=costs.looks + 1)[1:]
-            spent += float(costs.spent(looks, outcomes[0].candidate, outcomes[0].aims_first).sum())
+            spent += float(costs.spent(looks, outcome.candidate, outcome.aims_first).sum())
             done += len(labels)
             if progress is not None:
                 progress(done, len(split))
@@ -101,13 +80,60 @@ def whole_split(
         images=done,
         batch=batch,
         device=device,
-        glancefocus_per_second=done / seconds["glancefocus"],
-        backbone_per_second=done / seconds["backbone"],
-        accuracy=right["glancefocus"] / done,
-        backbone_accuracy=right["backbone"] / done,
+        glancefocus_per_second=done / ours.seconds,
+        backbone_per_second=done / theirs.seconds,
+        accuracy=ours.right / done,
+        backbone_accuracy=theirs.right / done,
         mac_ratio=costs.backbone_macs * done / spent,
         exits=exits.tolist(),
     )
+
+
+@dataclass
+class _Total:
+    """Seconds and right answers of one of the two, over all batches so far."""
+
+    seconds: float = 0.0
+    right: int = 0
+
+    def add(self, compute: Callable[[], Tensor], labels: Tensor, device: torch.device) -> None:
+        """Time one batch, and compare its answers with the labels."""
+        _finish(device)
+        began = time.perf_counter()
+        answer = compute()
+        _finish(device)
+        self.seconds += time.perf_counter() - began
+        self.right += int((answer.cpu() == labels).sum())
+
+
+def _in_turns(
+    net: GlanceFocus,
+    backbone: Callable[[Tensor], Tensor],
+    rule: ExitRule,
+    scene: ImageBatch | ClipBatch,
+    labels: Tensor,
+    totals: tuple[_Total, _Total],
+    *,
+    backbone_first: bool,
+) -> Outcome:
+    """Both on one batch, one after the other; returns the outcome of the looks.
+
+    totals  of glancefocus and of the backbone
+    """
+    whole = scene.whole
+    outcomes: list[Outcome] = []
+
+    def look() -> Tensor:
+        outcomes.append(look_until_sure(net, scene, rule))
+        return outcomes[0].answer
+
+    def answer() -> Tensor:
+        return backbone(whole).argmax(dim=1)
+
+    ways = list(zip(totals, (look, answer), strict=True))
+    for total, compute in reversed(ways) if backbone_first else ways:
+        total.add(compute, labels, whole.device)
+    return outcomes[0]
 
 
 def _finish(device: torch.device) -> None:

@@ -1,1 +1,1 @@
-"""When to stop looking: rules, thresholds, budgets. Arithmetic only; nothing here knows a network."""
+"""When to stop looking: rules, thresholds, budgets. Arithmetic only; nothing here uses a network."""

@@ -125,7 +125,7 @@ def write_part(to: Format, part: Part, file: Path, px: int | None = None) -> Non
             _WRITERS[to.name](part, px, file)
     except GlancefocusError:
         raise
-    except Exception as error:  # converters raise many kinds of errors for operations that they do not know
+    except Exception as error:  # converters raise many kinds of errors for operations that they do not support
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadExport(
             f"{to.name} cannot take the part {part.name!r} of this network ({reason}). Nothing was written."

@@ -1,4 +1,4 @@
-"""looks.onnx: all looks at one image as one ONNX graph, with the loop inside. For programs that want no loop of their own.
+"""looks.onnx: all looks at one image as one ONNX graph, with the loop inside. For programs that have no loop of their own.
 
     images         (1, 3, H, W)     the image, normalised, of the view's size
     thresholds     (T,)             one for each look that may be taken

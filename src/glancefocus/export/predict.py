@@ -103,7 +103,7 @@ class Candidate(TypedDict):
 
 
 class Manifest(TypedDict):
-    """What the loop needs to know about the network.
+    """What the loop needs of the network.
 
     runtime     onnx, openvino, executorch or litert
     batch       the only batch size that the graphs take; None: any

@@ -1,1 +1,1 @@
-"""The network: encoders, classifier, policy. It knows nothing of stopping, data or training."""
+"""The network: encoders, classifier, policy. It does not depend on stopping, data or training."""

@@ -30,7 +30,7 @@ class WeightsSource:
     name   what it is called: a model of the Hugging Face hub, or an address
     page   where people find it
     file   its name there
-    url    what a download asks for first
+    url    the address from which a download starts
     """
 
     name: str

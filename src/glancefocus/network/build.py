@@ -104,14 +104,14 @@ def check_backbone(name: str) -> None:
 
 
 def expected_colours(backbone: str) -> dict[str, Any]:
-    """mean and std that the weights of a timm backbone were trained with; nothing for a name that timm does not know."""
+    """mean and std that the weights of a timm backbone were trained with; nothing for a name that timm does not have."""
     _check_tag(backbone)
     config = timm.models.get_pretrained_cfg(backbone, allow_unregistered=True)
     return {} if config is None else {"mean": tuple(config.mean), "std": tuple(config.std)}
 
 
 def _check_tag(name: str) -> None:
-    """Refuse weights that timm does not know for a backbone: what follows the point in resnet50.a1_in1k."""
+    """Refuse weights that timm does not have for a backbone: what follows the point in resnet50.a1_in1k."""
     try:
         timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     except RuntimeError:
@@ -236,7 +236,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _with_free_size(make: Any, wanted: dict[str, Any]) -> nn.Module:
-    """Built so that it takes images of any size: transformers say so by an option, which other networks refuse."""
+    """Built so that it takes images of any size: transformers need an option for that, which other networks do not have."""
     try:
         return make(**wanted, dynamic_img_size=True)  # type: ignore[no-any-return]
     except TypeError:

@@ -1,7 +1,7 @@
 """The paper's released checkpoints, in our network: names of models, keys of state dicts, thresholds.
 
 Facts about the files are in docs/faithfulness.md. They have four state dicts (glance encoder, focus encoder, classifier, policy);
-the released ones also say which model they are and carry thresholds, those of the training script do not.
+the released ones also hold the name of their model and thresholds, those of the training script do not.
 """
 
 import re
@@ -62,7 +62,7 @@ def load_official(
 ) -> OfficialModel:
     """The network of a released checkpoint, or of one saved by the released training script.
 
-    model, patch_px, looks  needed where the file does not say them; otherwise they must agree with it (looks may be fewer)
+    model, patch_px, looks  needed where the file does not contain them; otherwise they must be equal (looks may be fewer)
     """
     content = open_safely(path)
     if not isinstance(content, Mapping) or not all(isinstance(content.get(part), Mapping) for part in PARTS):
@@ -85,15 +85,15 @@ def load_official(
     return OfficialModel(net, _curve(content, looks, stated.looks))
 
 
-class _Told(NamedTuple):
-    """What a checkpoint says of itself, as far as it does."""
+class _Described(NamedTuple):
+    """The description in a checkpoint; None for what it does not contain."""
 
     model: str | None
     patch_px: int | None
     looks: int | None
 
 
-def _fields(content: Mapping[str, Any], path: str | Path) -> _Told:
+def _fields(content: Mapping[str, Any], path: str | Path) -> _Described:
     """The fields that the released files have beside their tensors; each is of its kind, or refused by its name."""
     try:
         fields = Fields(
@@ -104,7 +104,7 @@ def _fields(content: Mapping[str, Any], path: str | Path) -> _Told:
             }
         )
         flops = fields.listed("flops", _MOST_FIELD, lambda value, name: value, None)
-        return _Told(
+        return _Described(
             fields.text("model_name", 100, None),
             fields.whole("patch_size", 8, 4096, None),
             None if flops is None else len(flops),
@@ -258,7 +258,7 @@ def _row(value: Any, name: str, looks: int) -> list[float]:
 
 
 def _measured(columns: Any, points: int) -> tuple[list[float], list[float]] | None:
-    """(mean multiply-adds, accuracy in percent) of each operating point; None where the file does not say them."""
+    """(mean multiply-adds, accuracy in percent) of each operating point; None where the file does not contain them."""
     if columns is None:
         return None
     name = "budgeted_batch_classification"

@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
         The map times the gradient of the own head's answer. Where the head is linear in the mean of the map it is the class
         activation map: its mean is the answer, but for the head's biases. A head that does not read the map: zeros.
-        Not for inference mode, which knows no gradients.
+        Not for inference mode, in which there are no gradients.
         """
         return self.answers_and_evidence(images, labels)[1]
 
@@ -152,8 +152,8 @@ GLANCE_WEIGHT = 0.3
 class SummedClassifier(nn.Module):
     """The weighted sum of what the encoders' own heads answer at each look (beyond the paper).
 
-    The paper's classifiers learn from thousands of images how looks belong together. This one only knows how much each view
-    counts, so it is never much worse than its best look, and with views of the whole image it is a cascade of resolutions.
+    The paper's classifiers learn from thousands of images how looks belong together. This one only has a weight for each
+    view, so it is never much worse than its best look, and with views of the whole image it is a cascade of resolutions.
 
     The weights are not trained: encoders are surer of their training images than of new ones, so a glance would count too much.
     They are fitted to held-out images, see training/stage.py.
@@ -180,7 +180,7 @@ Classifier = RecurrentClassifier | CascadedClassifier | SummedClassifier
 
 
 class Aimed(NamedTuple):
-    """where (B, 2) in [0, 1] as (y, x); memory (B, units) the policy's after this look; value (B,) what the critic expects."""
+    """where (B, 2) in [0, 1] as (y, x); memory (B, units) the policy's after this look; value (B,) that of the critic."""
 
     where: Tensor
     memory: Tensor
@@ -206,7 +206,7 @@ def covered_place(extents: tuple[float, ...], candidate: int | Tensor, where: Te
 
 
 class LearntPolicy(nn.Module):
-    """The patch proposal network pi: reduces the map, remembers with a GRU, aims with an actor, expects with a critic.
+    """The patch proposal network pi: reduces the map; a GRU is its memory, an actor aims, a critic estimates values.
 
     Its memory travels in the Look. With several candidate views (paper, section 4.2) maps are upsampled to the largest after the
     convolution, and the views of the last and of the next look are given to the GRU one-hot. The maps of a clip's frames are
@@ -375,7 +375,7 @@ class LearntPolicy(nn.Module):
         return where
 
     def value(self, memory: Tensor) -> Tensor:
-        """(B,) what the critic expects of looking on."""
+        """(B,) the critic's estimate of the reward of further looks."""
         value: Tensor = self.critic(memory)[:, 0]
         return value
 

@@ -20,7 +20,7 @@ class ForeignContent(Exception):
 
 
 class DamagedFile(Exception):
-    """The file contradicts itself, or asks for more than it holds."""
+    """The file is not consistent, or describes tensors that are larger than its content."""
 
 
 class _Kind(NamedTuple):

@@ -74,7 +74,7 @@ def add_temporal_shift(backbone: nn.Module, frames: int, div: int) -> int:
     convolutions = list(_shifted_convolutions(backbone))
     if not convolutions:
         raise BadSetting(
-            f"the temporal shift goes into residual blocks of convolutions, and {type(backbone).__name__} has none that it knows. "
+            f"the temporal shift goes into residual blocks of convolutions; {type(backbone).__name__} has none that are supported. "
             "Choose a ResNet, RegNet, MobileNet, EfficientNet or ConvNeXt, or shift_div=0 for frames that are only averaged."
         )
     for convolution in convolutions:

@@ -201,7 +201,7 @@ def _filled(target: Tensor, source: Any) -> Tensor:
 
 
 class _Capped:
-    """A stream of which no read may ask for more than `most` bytes; nor all reads together for more than `in_all`."""
+    """A stream in which one read gets at most `most` bytes, and all reads together at most `in_all`."""
 
     def __init__(self, stream: BinaryIO, most: int, in_all: float = math.inf) -> None:
         self.stream, self.most, self.left = stream, most, in_all

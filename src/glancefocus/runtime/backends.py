@@ -180,7 +180,7 @@ def device_of(parts: Sequence[Part]) -> torch.device:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images in the layout that convolutions prefer; clips and vectors as they are."""
+    """Images in the layout in which convolutions are fastest; clips and vectors as they are."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 

@@ -340,7 +340,7 @@ def graphs_of(
 
 @contextmanager
 def _one_writer(folder: Path) -> Iterator[None]:
-    """One of several processes that want the same graphs writes them; a read-only cache is not written to."""
+    """If several processes need the same graphs, only one writes them; a read-only cache is not written to."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(lock(folder / ".lock", wait=True))

@@ -29,7 +29,7 @@ _TRACED_BATCH = 2  # a batch of one would be taken for a constant
 def write_onnx(part: Part, file: Path, *, px: int | None = None, batch: int | None = None) -> None:
     """Write one part with its weights. Weights above 1.5 GB, which no ONNX file holds, are written beside it as `<file>.data`.
 
-    px     the only size of images that the graph takes; None: every size that the part knows
+    px     the only size of images that the graph takes; None: every size that the part takes
     batch  the only batch size that it takes; None: any
     """
     if px is not None and px not in part.px:

@@ -1,4 +1,4 @@
-"""Runs the parts of a network by their names: the step from a runtime's graphs to what the network asks of a runner."""
+"""Runs the parts of a network by their names: the step from a runtime's graphs to the runner that the network calls."""
 
 import functools
 from collections.abc import Sequence

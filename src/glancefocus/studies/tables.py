@@ -87,7 +87,7 @@ BY_RULE: dict[str, dict[str, Any]] = {
     "centre_corner_glance": {"policy": {"kind": "centre_corner"}},
 }
 # The paper trains both encoders in stages I and III. The recipe of the built-in data set keeps both in stage I: most of its random
-# patches show no sign, and the focus encoder would forget what it knows. In stage III it keeps the glance encoder, which would
+# patches show no sign, and the focus encoder would lose what it has learnt. In stage III it keeps the glance encoder, which would
 # leave one that was not fine-tuned as it is.
 TRAINED = {"finetune.freeze_glance": False}
 

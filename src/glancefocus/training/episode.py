@@ -202,8 +202,8 @@ def random_places(count: int, generator: torch.Generator, device: torch.device) 
 class MistakenGlances:
     """A network whose classifier memory after the glance is, for some images, that of another image's glance.
 
-    A glance encoder is better on its training images than on new ones, so a classifier trained on the same images trusts it too
-    much. This way it learns that patches may contradict the glance. First answers and aims are not changed, and no gradient
+    A glance encoder is better on its training images than on new ones, so a classifier trained on the same images gives it too
+    much weight. This way it learns that patches may contradict the glance. First answers and aims are not changed, and no gradient
     flows into the glance encoder.
 
     remember  first look -> memory of the classifier, see GlanceFocus.remember_again

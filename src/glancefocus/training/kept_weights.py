@@ -59,7 +59,7 @@ def keep_best_between(start: Encoder, learnt: Encoder, loss: Callable[[], float]
 
 
 def calibrated_loss(answers: Tensor, labels: Tensor) -> float:
-    """Cross-entropy of answers (N, classes) at their best temperature, so that it does not matter how sure an encoder is."""
+    """Cross-entropy of answers (N, classes) at their best temperature, so that the level of its confidences does not matter."""
     return float(F.cross_entropy(answers / best_temperature(answers, labels), labels))
 
 

@@ -210,7 +210,7 @@ class TrainingLoop:
         stage.train_mode()
         self.journal.start(f"{stage.name} {epoch + 1}/{stage.epochs}", len(order), first_step)
         started, seen = time.monotonic(), 0
-        # What a teacher says of an augmented image is kept, so in these stages the same few augmentations come again and again.
+        # The answers of a teacher to augmented images are kept, so in these stages the same few augmentations come again and again.
         repeat = settings.data.augment.repeat if settings.is_taught(stage.name) else 0
         augmentation = mix(settings.seed, epoch % repeat) if repeat else seed
         batches = scene_batches(data.train, settings.network.view, own, augmentation, context.workers)

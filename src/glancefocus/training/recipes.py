@@ -11,18 +11,17 @@ others a small network learns a built-in world from random initialisation in min
 """
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from glancefocus.data.sources import DataSettings, classes_of
 from glancefocus.data.worlds import WORLDS
-from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.backbones import has_pretrained_weights
 from glancefocus.network.build import check_backbone
 from glancefocus.network.presets import family_of, network_settings
 from glancefocus.settings import NetworkSettings
+from glancefocus.training.assignments import assign, stage_names
 from glancefocus.training.fitted import (
     DEFAULT_BACKBONE,
     EFFORTS,
@@ -35,7 +34,7 @@ from glancefocus.training.fitted import (
     survey,
 )
 from glancefocus.training.setting_checks import fit_to_rules, fit_to_shared_encoder, refuse_unused
-from glancefocus.training.settings import STAGE_WORDS, STAGES, AimSettings, TrainSettings
+from glancefocus.training.settings import STAGES, AimSettings, TrainSettings
 from glancefocus.values import from_plain, to_plain
 
 NO_WEIGHTS = "none"
@@ -256,10 +255,7 @@ def train_settings(
         backbone = backbone or DEFAULT_BACKBONE
     asked = network_settings(preset, backbone=backbone, **network)
     check_backbone(asked.backbone)  # before any data is read
-    if changes.get("weights") == NO_WEIGHTS:
-        changes["weights"] = None
-    elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
-        changes["weights"] = "pretrained" if has_pretrained_weights(asked.backbone) else None
+    _choose_weights(changes, source, preset, asked.backbone)
     pretrained = changes.get("weights") is not None
 
     fitting = None
@@ -282,19 +278,35 @@ def train_settings(
     plain = copy.deepcopy(merged(recipe, {**changes, "effort": effort, "network": to_plain(chosen)}))
     plain = merged(plain, {"data": {"source": source, **data}})
     if stages is not None:
-        plain["stages"] = _stage_names(stages)
+        named.add("stages")
+        plain["stages"] = stage_names(stages)
         if fitting is not None and "backbone" not in plain["stages"] and "teacher" not in changes:
             plain = merged(plain, WITHOUT_LESSONS)
-    for assignment in assignments or []:
+    settings = _assigned(plain, assignments or [], named)
+    refuse_unused(settings, STAGES, assignments or [], changes)
+    return settings
+
+
+def _choose_weights(changes: dict[str, Any], source: str, preset: str | None, backbone: str) -> None:
+    """Put the initial weights into the top-level settings: pretrained ones for your own data, if the user named none."""
+    if changes.get("weights") == NO_WEIGHTS:
+        changes["weights"] = None
+    elif preset is None and source not in WORLDS and "weights" not in changes and "start" not in changes:
+        changes["weights"] = "pretrained" if has_pretrained_weights(backbone) else None
+
+
+def _assigned(plain: dict[str, Any], assignments: list[str], named: set[str]) -> TrainSettings:
+    """The settings of a table, with these assignments, fitted to one another.
+
+    named  settings that the user named otherwise, with dots
+    """
+    for assignment in assignments:
         assign(plain, assignment)
-        named.add(assignment.partition("=")[0].strip())
-    if stages is not None:
-        named.add("stages")
+    named = named | {assignment.partition("=")[0].strip() for assignment in assignments}
     if "stages" not in named:
         fit_to_rules(plain)
     fit_to_shared_encoder(plain, named)
     settings: TrainSettings = from_plain(TrainSettings, plain)
-    refuse_unused(settings, STAGES, assignments or [], changes)
     return settings
 
 
@@ -378,32 +390,5 @@ def _default_epochs(stage: str) -> int:
     return epochs
 
 
-def _stage_names(words: list[str]) -> list[str]:
-    names: list[str] = []
-    for word in [part for text in words for part in text.split(",") if part]:
-        if word.lower() not in STAGE_WORDS:
-            raise UnknownName("stage", word, STAGE_WORDS, f"Known are {', '.join(STAGE_WORDS)}.")
-        names += STAGE_WORDS[word.lower()]
-    return names
-
-
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
-
-
-def assign(plain: dict[str, Any], assignment: str) -> None:
-    """Set the value of name=value in a table; dots in the name lead into inner tables."""
-    name, equals, text = assignment.partition("=")
-    if not equals or not name:
-        raise BadSetting(f"a setting is given as name=value, such as aim.epochs=8, but got {assignment!r}.")
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = {"none": None, "true": True, "false": False}.get(text.lower(), text)
-    table = plain
-    *sections, last = name.strip().split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise BadSetting(f"{name} is not a setting: {section} has no parts.")
-    table[last] = value

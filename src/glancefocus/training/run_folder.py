@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from glancefocus.data.sources import classes_of
+from glancefocus.data.sources import MOST_DEFAULT_WORKERS, classes_of, default_workers
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadRun, BadSetting
 from glancefocus.files import Locked, lock, remove_unfinished
@@ -94,7 +94,7 @@ def prepare_folder(folder: Path, settings: TrainSettings, asked: Asked | None = 
 
 
 def _check_same(folder: Path, settings: TrainSettings, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse other settings than those of the run. Stages may be added; the checkpoint knows which ones are done."""
+    """Refuse other settings than those of the run. Stages may be added; the checkpoint records which ones are done."""
     # Settings of stages that the run did not have so far are still free.
     used = {*found["stages"], *(["aim"] if "joint" in found["stages"] else [])}  # joint uses the settings of aim, too
     free = {"stages", "rounds", "rivals", "checkpoint_minutes", *STAGES} - used
@@ -250,7 +250,10 @@ def _begun_settings(folder: Path, data: str) -> TrainSettings | None:
     if not (folder / CHECKPOINT_FILE).exists():
         return None
     settings = settings_of(folder)
-    return replace(settings, data=replace(settings.data, source=data))
+    workers = settings.data.workers
+    if workers <= MOST_DEFAULT_WORKERS:  # perhaps the default, of a machine with more cores
+        workers = min(workers, default_workers())
+    return replace(settings, data=replace(settings.data, source=data, workers=workers))
 
 
 def _numbered(first: Path) -> list[Path]:

@@ -54,8 +54,8 @@ def check_aims(settings: "TrainSettings") -> None:
         raise BadSetting("a network with one look has nothing to aim. Use at least 2 looks.")
     if "point" in settings.stages and settings.point.return_weight > 0 and not settings.network.policy.place:
         raise BadSetting(
-            "point.return_weight teaches the policy not to look at the same place again, but this policy does not know where it "
-            "looked. Set network.policy.place=true, or point.return_weight=0."
+            "point.return_weight teaches the policy not to look at the same place again, but this policy does not get the "
+            "places of earlier looks. Set network.policy.place=true, or point.return_weight=0."
         )
     kind = settings.network.policy.kind
     if kind == "learnt":
@@ -91,7 +91,7 @@ def check_shared_encoder(settings: "TrainSettings") -> None:
     for name in (name for name in _GLANCE_STAGES if name in stages):
         if not network.own_norms:
             raise BadSetting(
-                f"the stage {name} would train the shared encoder on glances only, and it would forget what patches look like. "
+                f"the stage {name} would train the shared encoder on glances only, which would make it worse on patches. "
                 "Leave the stage out: recognise (1) trains the encoder on both. Or set network.own_norms=true."
             )
         if getattr(settings, name).fresh:

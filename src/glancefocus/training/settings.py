@@ -166,7 +166,7 @@ class PolicyTraining:
 class PointSettings(PolicyTraining):
     """Supervised training of the policy: it learns to aim where the backbone finds its evidence (beyond the paper).
 
-    A patch that misses by random exploration teaches nothing, since the policy does not know the size of the random error. A patch
+    A patch that misses by random exploration teaches nothing, since the random error is not an input of the policy. A patch
     that misses by the policy's own error teaches it to correct itself. So the deviation is small and falls.
 
     evidence_weight  weight of the distance between the aim and the place of the backbone's evidence

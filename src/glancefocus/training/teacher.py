@@ -1,6 +1,6 @@
 """What later stages learn from the trained backbone (beyond the paper): what it answers, and where it finds its evidence.
 
-A backbone that classifies whole images at full resolution knows more than the labels. Its answers say which classes look alike
+The answers of a backbone to whole images at full resolution hold more than the labels: they show which classes look alike
 (distillation): encoders of small inputs learn far more from them. Its class activation map shows where in an image the evidence for
 the label is: the glance encoder and the policy can learn these places.
 """
@@ -186,7 +186,7 @@ class BackboneEvidence:
 
 
 class Lesson(NamedTuple):
-    """What the teacher says of a batch: answers (B, classes), not normalised, and where it finds its evidence for the labels."""
+    """What the teacher gives for a batch: answers (B, classes), not normalised, and the places of its evidence for the labels."""
 
     answers: Tensor
     places: Places
