@@ -34,6 +34,7 @@ from glancefocus.training.fitted import (
     fitted_sizes,
     survey,
 )
+from glancefocus.training.large_recipes import fit_to_large, network_for_zoom, wide_signs_recipe
 from glancefocus.training.setting_checks import fit_to_rules, fit_to_shared_encoder, refuse_unused
 from glancefocus.training.settings import STAGE_WORDS, STAGES, AimSettings, TrainSettings
 from glancefocus.values import from_plain, to_plain
@@ -241,9 +242,10 @@ def train_settings(
     effort         scales the epochs
     """
     data, network, changes = (_without_none(table or {}) for table in (data, network, changes))
-    named = {f"network.{name}" for name in network}
+    named = {f"network.{name}" for name in network} | changes.keys()
     if source in WORLDS and preset is None and backbone is None:
         preset = next(iter(WORLD_RECIPES[source]))
+    network |= network_for_zoom(source, preset, network, assignments or [])
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
     asked = network_settings(preset, backbone=backbone, **network)
@@ -281,6 +283,8 @@ def train_settings(
         named.add(assignment.partition("=")[0].strip())
     if stages is not None:
         named.add("stages")
+    if fitting is not None:
+        fit_to_large(plain, named)
     if "stages" not in named:
         fit_to_rules(plain)
     fit_to_shared_encoder(plain, named)
@@ -310,6 +314,7 @@ def _recipe(
     if fitting is not None:
         return merged(recipe, fitted_recipe(fitting, min(network.view.height_px, network.view.width_px)))
     recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))
+    recipe = merged(recipe, wide_signs_recipe(source, network))
     # The epochs and rates for clips assume pretrained weights already.
     if preset is not None and pretrained and network.frames == 1:
         recipe = merged(recipe, ADAPT_RECIPE)

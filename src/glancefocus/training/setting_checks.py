@@ -72,6 +72,25 @@ def check_aims(settings: "TrainSettings") -> None:
         )
 
 
+def check_zoom(settings: "TrainSettings") -> None:
+    """A zooming network is trained coarse to fine, with all of its views."""
+    network = settings.network
+    if not network.zoom or network.looks < 2:
+        return
+    if any(view.is_whole for view in network.candidates):
+        raise BadSetting(
+            "a network with zoom=true is trained coarse to fine, which has no place for views of the whole image, but focus names "
+            f"{' '.join(network.focus)}. Leave these out; a larger glance shows the whole image more sharply."
+        )
+    size = network.view.height_px, network.view.width_px
+    steps = {view.extent_px(*size) for view in network.candidates if view.extent_px(*size) >= view.px}
+    if settings.data.source in WORLDS and len(steps) > network.looks - 1:
+        raise BadSetting(
+            f"with zoom=true there are {len(steps)} steps from the whole image to the finest view ({' '.join(network.focus)}), "
+            f"but this network has {network.looks} looks. Use --looks {len(steps) + 1}."
+        )
+
+
 def check_first_view(settings: "TrainSettings") -> None:
     """What learns from glances needs them."""
     if settings.network.first_view == "glance":
