@@ -3,6 +3,8 @@
 Views of the whole image, such as glances, are read once and kept, as far as memory allows; other regions are read for each look.
 """
 
+import functools
+import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from glancefocus.data.file_scene import FileImage, FilePicture, FileScene
 from glancefocus.data.images import pixels_of, read_picture
 from glancefocus.data.large import open_large
 from glancefocus.data.signs import CLASSES
-from glancefocus.data.splits import Batch, FileSplit, MemorySplit, in_order
+from glancefocus.data.splits import Batch, FileSplit, MemorySplit
 from glancefocus.data.wide_signs import WideScene, WideSignsSettings
 from glancefocus.errors import BadData, BadImage, BadSetting
 from glancefocus.settings import View, ViewSettings
@@ -110,7 +112,6 @@ class DrawnScenes:
     sizes   settings of one or several sizes, which take turns
     first   seed of the first scene; the others follow
     fresh   every epoch of training has new scenes, of the same classes
-    boxes   see Split
     """
 
     labels: Tensor
@@ -118,7 +119,6 @@ class DrawnScenes:
     sizes: tuple[WideSignsSettings, ...]
     first: int = 0
     fresh: bool = False
-    boxes: Tensor | None = None
     kept: KeptViews = field(default_factory=KeptViews)
 
     @property
@@ -127,6 +127,14 @@ class DrawnScenes:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @functools.cached_property
+    def boxes(self) -> Tensor | None:
+        """See Split; the scenes are laid out when this is first asked for."""
+        if self.fresh:
+            return None
+        boxes = [self.scene(index).box or (math.nan,) * 4 for index in range(len(self))]
+        return torch.tensor(boxes, dtype=torch.float32)
 
     @property
     def description(self) -> str:
@@ -154,19 +162,12 @@ class DrawnScenes:
 
     def first_images(self, count: int) -> "DrawnScenes":
         """The first of them, as a split."""
-        boxes = None if self.boxes is None else self.boxes[:count]
-        return replace(self, labels=self.labels[:count], boxes=boxes, kept=KeptViews())
-
-    def measured(self) -> "DrawnScenes":
-        """The same with the boxes of all speed limits."""
-        rows = in_order(len(self), 1)
-        boxes = [self.scene(index).box or (float("nan"),) * 4 for (index,) in rows]
-        return replace(self, boxes=torch.tensor(boxes, dtype=torch.float32))
+        return replace(self, labels=self.labels[:count], kept=KeptViews())
 
 
 def centres_of(scenes: Sequence[WideScene]) -> Tensor:
     """(B, 2) float32 the centre of each speed limit as (y, x) in px; NaN for the class `none`."""
-    boxes = torch.tensor([scene.box or (float("nan"),) * 4 for scene in scenes], dtype=torch.float64)
+    boxes = torch.tensor([scene.box or (math.nan,) * 4 for scene in scenes], dtype=torch.float64)
     return ((boxes[:, :2] + boxes[:, 2:]) / 2).float()
 
 
@@ -180,8 +181,7 @@ def drawn_scenes(
     first = mix(seed, zlib.crc32(name.encode()))
     # In turns: with several sizes each of them has every class.
     labels = (torch.arange(count) // len(sizes)) % len(CLASSES)
-    split = DrawnScenes(labels, view, tuple(sizes), first, fresh=name == "train")
-    return split if name == "train" else split.measured()
+    return DrawnScenes(labels, view, tuple(sizes), first, fresh=name == "train")
 
 
 def reads_regions(split: Any) -> bool:

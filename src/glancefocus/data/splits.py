@@ -42,7 +42,9 @@ class Split(Protocol):
     """
 
     labels: Tensor
-    boxes: Tensor | None
+
+    @property
+    def boxes(self) -> Tensor | None: ...
 
     @property
     def fixed(self) -> bool:
