@@ -81,12 +81,12 @@ def wide_signs_recipe(source: str, network: NetworkSettings) -> Recipe:
     if source != "signs" or view.height_px * view.width_px <= LARGE_PIXELS:
         return {}
     rates = {"optimizer": "adamw", "weight_decay": 0.01, "warmup": 0.05}
-    known = {"aims": "known", "deviation": 0.12, "random_share": 0.1, "point_weight": 0.5}
+    known = {"aims": "known", "deviation": 0.1, "random_share": 0.05, "point_weight": 0.5}
     return {
         "stages": ["small", "glance", "recognise", "point"],
         "rounds": 1,
         "batch_size": 24,
-        "small": {"epochs": 4, "side_px": 160, "scenes": [4000, 300], "lr": 1e-3, **rates},
+        "small": {"epochs": 8, "side_px": 96, "scenes": [4000, 300], "lr": 1e-3, **rates},
         "glance": {"epochs": 2, "lr": 1e-3, "fresh": False, "evidence_weight": 3.0, **rates},
         "recognise": {
             "epochs": 6,
