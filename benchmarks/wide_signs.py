@@ -36,7 +36,7 @@ from glancefocus.settings import ViewSettings
 from glancefocus.training.journal import Journal
 from glancefocus.training.loop import TrainingLoop
 from glancefocus.training.recipes import train_settings
-from glancefocus.training.run_folder import locked
+from glancefocus.training.run_folder import locked, prepare_folder
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
 
@@ -62,12 +62,13 @@ def scenes_of(name: str, count: int, sizes: tuple[tuple[int, int], ...], view: V
 
 def train(folder: Path, settings: TrainSettings) -> GlanceFocus:
     """Train, or go on from the last checkpoint in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     view, (train_scenes, val_scenes, _) = settings.network.view, settings.data.scenes
     data = Data(scenes_of("train", train_scenes, SIZES, view), scenes_of("val", val_scenes, SIZES, view), CLASSES)
     torch.manual_seed(settings.seed)
     net = build(settings.network)
-    with handled(), locked(folder), contextlib.closing(Journal(folder, writes=True, quiet=False)) as journal:
+    with handled(), locked(folder), contextlib.ExitStack() as stack:
+        prepare_folder(folder, settings, None)
+        journal = stack.enter_context(contextlib.closing(Journal(folder, writes=True, quiet=False)))
         context = TrainingContext(net, data, settings, Accelerator(cpu=True), journal.show_progress)
         TrainingLoop(context, folder, journal).run()
     return net
