@@ -263,7 +263,8 @@ def large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings_for(folder: Path, **words: Any) -> TrainSettings:
-    epochs = [f"{stage}.epochs=1" for stage in ("glance", "recognise", "aim")]
+    stages = ("glance", "recognise") if "stages" in words else ("glance", "recognise", "aim")
+    epochs = [f"{stage}.epochs=1" for stage in stages]
     tables = {name: {**WORDS[name], **words.pop(name, {})} for name in WORDS}
     return train_settings(str(folder), backbone="test_resnet", assignments=epochs, **tables, **words)
 
