@@ -332,21 +332,22 @@ def test_folders_of_large_pictures_are_made_of_photographs(monkeypatch: pytest.M
     assert {read_picture(file).size for file in files} == {(240, 160)}
 
 
-def test_aims_at_a_sign_lead_to_it_in_scenes_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a scene of four times the side one look more is taken."""
+def test_one_zooming_network_is_trained_and_measured_on_scenes_of_three_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
     wide = importlib.import_module("wide_signs")
-    assert [wide.steps_of(height) for height, _ in wide.SIZES] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
-    net = wide.network().eval()
-    for size in wide.SIZES:
-        drawn = wide.Drawn(size, range(1, 5), net.settings.view)
-        with torch.no_grad():
-            looks, loss = wide.episode(net, drawn, own=0.0, deviation=0.0, rng=torch.Generator().manual_seed(0))
-        top, left, height, width = wide.region_of(net, looks[-1], drawn.sizes).T
-        box = drawn.boxes.T
-        assert (height == wide.PX).all()
-        assert ((top <= box[0]) & (left <= box[1]) & (box[2] <= top + height) & (box[3] <= left + width)).all()
-        assert loss > 0
+    monkeypatch.setattr(wide, "SIZES", ((192, 256), (512, 512), (2304, 2304)))
+    few = [f"--set={name}.epochs=1" for name in ("small", "glance", "recognise", "point")]
+    few += ["--set=small.scenes=[12,5]", "--set=batch_size=12", "--scenes=24"]
+    wide.main([str(tmp_path / "run"), *few])
+    capsys.readouterr()
+    wide.main([str(tmp_path / "run"), *few, "--test=6", f"--write={tmp_path / 'results.md'}"])
+    assert "img/s" not in capsys.readouterr().out, "the second call only measures"
+    rows = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("| ")][1:]
+    looks = [row.split("|")[2].count("/") + 1 for row in rows if "x" in row]
+    assert looks == [2, 3, 4], "in a scene of four times the side one look more is taken"
 
 
 def test_exits_of_a_zooming_network_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ NOT_RUN = {
     r"gf train (signs --preset|gestures)": "tests/training trains such networks",
     r"gf train something-something": "the data is not here",
     r"gf train signs --height-px 960": "it takes an hour and 20 GB",
+    r"gf train (scans/|signs --height-px 4096)": "tests/training/test_large_training.py has such runs",
     r"gf study \w+": "it takes minutes; tests/studies runs small ones",
     r"gf bench gf-resnet50-96": "a large network; tests/evaluation has small ones",
     r"gf bench .* --all": "it takes minutes; tests/evaluation measures a part of it",

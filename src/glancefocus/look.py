@@ -146,11 +146,14 @@ class ClipBatch:
         return ImageBatch(self.clips.flatten(0, 1), rows, self.normalise_by)
 
 
-def as_batch(images: Tensor, view: ViewSettings | None) -> ImageBatch | ClipBatch:
+def as_batch(images: Any, view: ViewSettings | None) -> Any:
     """A scene of what a split gives: normalised images, or uint8 pixels that are normalised where they are looked at.
 
-    images  (B, 3, H, W), or clips (B, F, 3, H, W)
+    images   (B, 3, H, W), or clips (B, F, 3, H, W); a scene stays as it is (large images, of which only regions are read)
+    returns  an ImageBatch, a ClipBatch, or that scene
     """
+    if not isinstance(images, Tensor):
+        return images
     kind = ClipBatch if images.dim() == 5 else ImageBatch
     return kind(images, normalise_by=view if images.dtype == torch.uint8 else None)
 
@@ -220,6 +223,19 @@ def sizes_of(scene: Scene) -> Tensor:
     return torch.as_tensor(sizes, dtype=torch.float64)
 
 
+def size_of_first(images: Any) -> tuple[int, int]:
+    """Height and width of the first of a batch of images: a tensor, or a scene."""
+    height, width = images.shape[-2:] if isinstance(images, Tensor) else images.sizes[0]
+    return int(height), int(width)
+
+
+def in_parts(images: Any, parts: int) -> list[Any]:
+    """A batch of images, a tensor or a scene, as this many smaller ones."""
+    if isinstance(images, Tensor):
+        return list(images.tensor_split(parts))
+    return [images.keep(rows) for rows in torch.arange(images.count).tensor_split(parts)]
+
+
 def frames_of(scene: Scene) -> int:
     """Number of frames of each clip in a scene; 1 for images."""
     return int(getattr(scene, "frames", 1))
@@ -233,7 +249,8 @@ def as_scene(images: "Tensor | Sequence[Tensor] | Scene", view: ViewSettings | N
     view  normalises images that are uint8, where they are looked at
     """
     if isinstance(images, Tensor):
-        return as_batch(images[None] if images.dim() == 3 else images, view)
+        batch: Scene = as_batch(images[None] if images.dim() == 3 else images, view)
+        return batch
     if isinstance(images, (list, tuple)):
         if not images:
             raise BadSetting("there is nothing to look at: the list of images is empty.")

@@ -129,12 +129,19 @@ def zoomed(where: Tensor, seen: Tensor, extent_px: Tensor, sizes: Tensor) -> Ten
     sizes      (B, 2) height and width of the images in pixels
     returns    (B, 2) as top_left takes it
     """
-    extent, room = extent_px[:, None], seen[:, 2:] - extent_px[:, None]
-    moved = torch.where(room.abs() < extent / 4, (2 * where - 1) * extent, where * room)
-    free = (sizes - extent).clamp_min(0)
-    begin = torch.minimum((seen[:, :2] + moved).round().clamp_min(0), free)
+    first, step = reach_px(seen, extent_px)
+    free = (sizes - extent_px[:, None]).clamp_min(0)
+    begin = torch.minimum((seen[:, :2] + first + where * step).round().clamp_min(0), free)
     # Half a pixel more, so that top_left, which rounds down, finds the same pixel again.
     return torch.where(free > 0, (begin + 0.5) / free.clamp_min(1), 0).clamp(0, 1)
+
+
+def reach_px(seen: Tensor, extent_px: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, 2) pixels from the top left of the last look's region to that of a square that is aimed at 0; and (B, 2) how much
+    further it is for an aim of 1. Arguments as in zoomed."""
+    extent, room = extent_px[:, None], seen[:, 2:] - extent_px[:, None]
+    beside = room.abs() < extent / 4
+    return torch.where(beside, -extent, 0), torch.where(beside, 2 * extent, room)
 
 
 def _check_fits(height_px: int, width_px: int, px: int) -> None:

@@ -278,6 +278,10 @@ def check_network(settings: NetworkSettings) -> None:
     _check_first_view(settings)
     _check_encoders(settings)
     _check_classifier(settings)
+    if settings.zoom and settings.frames > 1:
+        raise BadSetting(
+            f"zoom=true is for images, but this network sees clips of {settings.frames} frames. Leave zoom out."
+        )
     if settings.shift_div == 1:
         raise BadSetting(
             f"shift_div is the part of the channels that is shifted each way, 8 for an eighth, but got {settings.shift_div}. "

@@ -218,8 +218,8 @@ def test_scenes_without_end_in_the_notes_are_not_drawn(small_bundle: MakeBundle,
     for changes, sentence in (
         ({"scenes": [10**12, 5, 5]}, r"notes.data_settings.scenes\[0\] must be a whole number"),
         (
-            {"scenes": [10**6, 5, 5], "signs": {"height": 4096, "width": 4096}},
-            "notes.data_settings request 1,000,010 scenes of signs, 50,332 GB in all. At most 50 GB",
+            {"scenes": [10**6, 5, 5], "signs": {"height": 2048, "width": 2048}},
+            "notes.data_settings request 1,000,010 scenes of signs, 12,583 GB in all. At most 50 GB",
         ),
         ({"colour": "red"}, "no setting in notes.data_settings named 'colour'"),
     ):

@@ -213,9 +213,9 @@ def test_any_size_can_be_drawn(height: int, width: int):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"height": 95}, "height must be a whole number from 96 to 4,096, but got 95"),
-        ({"width": 5000}, "width must be a whole number from 96 to 4,096, but got 5000"),
-        ({"width": 160.0}, "width must be a whole number from 96 to 4,096, but got 160.0"),
+        ({"height": 95}, "height must be a whole number from 96 to 32,768, but got 95"),
+        ({"width": 40_000}, "width must be a whole number from 96 to 32,768, but got 40000"),
+        ({"width": 160.0}, "width must be a whole number from 96 to 32,768, but got 160.0"),
         ({"radius_min_px": 3.0}, "radius_min_px must be a number from 6 to 1,024, but got 3.0"),
         ({"radius_min_px": 15.0}, "radius_max_px .14.0. is below radius_min_px .15.0."),
         ({"radius_max_px": math.nan}, "radius_max_px must be a number from 6 to 1,024, but got nan"),

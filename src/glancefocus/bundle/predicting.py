@@ -356,7 +356,7 @@ def exit_rule(
         thresholds = bundle.thresholds
     if thresholds is None:
         number = looks or most
-        rule = fixed_looks(number, bundle.net.candidates)
+        rule = fixed_looks(number, bundle.net.candidates, in_steps=bundle.settings.zoom)
         return replace(rule, temperatures=bundle.temperatures and bundle.temperatures[:number])
     if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):
         raise BadSetting(f"thresholds must be a list of numbers, but got {shown(thresholds)}.")

@@ -81,8 +81,8 @@ class TrainOptions:
     map). 2: train the policy by reinforcement learning, as in the paper; instead of point, or after it. 3: fine-tune encoders and
     classifier on focus looks at the places that this policy chooses. joint: train everything together, instead of 1, 2 and 3. For
     built-in data sets also small and small_glance: train backbone and glance encoder on small images first. Default:
-    initialise,1,point for your own images, initialise,1,2 for your own clips; otherwise the stages of the preset or built-in data
-    set."""
+    initialise,1,point for your own images, initialise,1,2 for your own clips, glance,1,2 for large images with --fit whole;
+    otherwise the stages of the preset or built-in data set."""
     rounds: Rounds | None = None
     """Repeat the stages 2 and 3 at the end of --stages: with --stages initialise,1,2,3 --rounds 2 the stages are
     initialise,1,2,3,2,3. Default: 1."""
@@ -113,8 +113,8 @@ class TrainOptions:
     """Width to which images are resized before patches are cut out. Default: as for --source-px."""
     fit: Literal["crop", "stretch", "whole"] | None = None
     """How images are brought to --height-px and --width-px. crop: resize, then cut out the centre. stretch: resize without keeping
-    the proportions. whole: do not resize, every image keeps its size; --source-px, --height-px and --width-px are then used only
-    to estimate costs and times. Default: crop for your own data."""
+    the proportions. whole: do not resize, every image keeps its size; the three sizes are then used only to estimate costs and
+    times. Of images with more than 4.2 megapixels only the regions that are looked at are read. Default: crop for your own data."""
     flip: bool | None = None
     """Mirror training images at random. Use --no-flip if left and right have different meanings. Default: on for images, off for
     clips."""

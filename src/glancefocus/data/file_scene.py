@@ -205,7 +205,8 @@ class FileImage:
     placement      where it lies in the picture
     interpolation  by which the picture would be resized to the image
     device         of the pixels that a look gets
-    glances        pixels of views of the whole image that were read ahead
+    glances        pixels of views of the whole image that were read before, not mirrored
+    mirrored       left and right are exchanged: an augmentation in training
     problems       what was wrong with parts that could not be read; these parts are black
     """
 
@@ -215,6 +216,7 @@ class FileImage:
     interpolation: Interpolation = "bilinear"
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     glances: dict[View, Tensor] = field(default_factory=dict, repr=False)
+    mirrored: bool = False
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -233,12 +235,18 @@ class FileImage:
 
     def read_ahead(self, view: View) -> None:
         """Read a view of the whole image now. Raises BadImage."""
-        self.glances[view] = self.pixels(view, None)
+        self.pixels(view, None)
 
     def pixels(self, view: View, where: Tensor | None) -> Tensor:
         """What a look sees, (3, px, px), as uint8 or as floats in [0, 1]; where (2,). Raises BadImage."""
-        if view in self.glances:
-            return self.glances[view]
+        if where is None and view not in self.glances:
+            self.glances[view] = self._region(view, None)
+        if self.mirrored and where is not None:
+            where = torch.stack([where[0], 1 - where[1]])
+        found = self.glances[view] if where is None else self._region(view, where)
+        return found.flip(-1) if self.mirrored else found
+
+    def _region(self, view: View, where: Tensor | None) -> Tensor:
         size = (view.px, view.px)
         box, covered_px = self._box(view, where)
         if where is not None and covered_px == size:
@@ -283,10 +291,18 @@ class FileScene(SeparateImages):
     """Images of which some are in files, each (3, H, W); those of several images are read by several threads.
 
     normalise_by  mean and deviation for pixels from files, and for tensors that are uint8
+    centres       (B, 2) the known place of the object in each image, as (y, x) in px, for training; NaN where there is none. None:
+                  unknown
     """
 
     images: tuple[Tensor | FileImage, ...]
     normalise_by: ViewSettings
+    centres: Tensor | None = None
+
+    def to(self, device: torch.device) -> "FileScene":
+        """The same scene for a network on another device."""
+        centres = None if self.centres is None else self.centres.to(device)
+        return FileScene(tuple(image.to(device) for image in self.images), self.normalise_by, centres)
 
     def view(self, region: Region) -> Tensor:
         places = [None] * self.count if region.where is None else list(region.where)
@@ -305,7 +321,8 @@ class FileScene(SeparateImages):
         return torch.cat(rows).contiguous(memory_format=torch.channels_last)
 
     def keep(self, rows: Tensor) -> "FileScene":
-        return FileScene(tuple(self.images[row] for row in rows.tolist()), self.normalise_by)
+        centres = None if self.centres is None else self.centres[rows.to(self.centres.device)]
+        return FileScene(tuple(self.images[row] for row in rows.tolist()), self.normalise_by, centres)
 
     def _of_tensor(self, image: Tensor, region: Region) -> Tensor:
         return as_scene(image[None], self.normalise_by).view(region)

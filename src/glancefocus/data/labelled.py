@@ -23,6 +23,7 @@ from glancefocus.data.lists import (
     read_published,
     without_missing,
 )
+from glancefocus.data.scene_splits import chosen_images, joined_images
 from glancefocus.data.sources import DataSettings, check_files, open_data
 from glancefocus.data.split_record import CHOOSING, Content, SplitRecord
 from glancefocus.data.splits import Batch, FileSplit, Row, Split
@@ -52,10 +53,10 @@ class JoinedSplit:
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
         for indexes in order:
             found = list(self._of_parts(indexes, seed, workers))
-            images, labels = torch.cat([images for images, _ in found]), torch.cat([labels for _, labels in found])
+            images, labels = joined_images([images for images, _ in found]), torch.cat([labels for _, labels in found])
             part_by_part = torch.tensor(sorted(range(len(indexes)), key=lambda place: self._part(indexes[place])))
             as_requested = part_by_part.argsort()
-            yield images[as_requested], labels[as_requested]
+            yield chosen_images(images, as_requested), labels[as_requested]
 
     def _part(self, index: int) -> int:
         return bisect_right(self._ends, index)
@@ -316,13 +317,13 @@ class TrainingViews:
     def batches(self, order: Sequence[Sequence[int]], seed: int | None = None, workers: int = 0) -> Iterator[Batch]:
         """See Split.batches; the same images every time, whatever the seed."""
         for indexes in order:
-            found: dict[int, tuple[Tensor, Tensor]] = {}
+            found: list[Batch] = []
+            seen: list[int] = []
             for number in sorted({index // len(self.split) for index in indexes}):
                 own = [index for index in indexes if index // len(self.split) == number]
                 rows = self.rows[own].tolist()
-                ((images, labels),) = self.split.batches([rows], mix(self.seed, number), workers)
-                found |= {index: (images[i], labels[i]) for i, index in enumerate(own)}
-            yield (
-                torch.stack([found[index][0] for index in indexes]),
-                torch.stack([found[index][1] for index in indexes]),
-            )
+                found += self.split.batches([rows], mix(self.seed, number), workers)
+                seen += own
+            as_requested = torch.tensor([seen.index(index) for index in indexes])
+            images, labels = joined_images([each for each, _ in found]), torch.cat([each for _, each in found])
+            yield chosen_images(images, as_requested), labels[as_requested]

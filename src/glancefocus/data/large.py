@@ -14,6 +14,7 @@ from glancefocus.data.images import (
     LARGE_PIXELS,
     MAX_PIXELS,
     TURNS,
+    is_small,
     name_of,
     open_known_format,
     opened,
@@ -137,6 +138,17 @@ class ReadAhead(Generic[Source, Seen]):
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def is_large(file: Path) -> bool:
+    """Whether a picture is so large that only the parts of it that are looked at are read, where it keeps its size."""
+    try:
+        if file.suffix.lower() == DEEP_ZOOM:
+            return True
+        header = None if is_small(file) else read_header(file)
+    except (OSError, ValueError):  # read_picture says what is wrong
+        return False
+    return header is not None and header.pixels > LARGE_PIXELS
 
 
 def is_huge(file: Path) -> bool:

@@ -14,8 +14,9 @@ from torch import Tensor
 from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.clips import VIDEO_SUFFIXES, ClipFileSplit, clips_inside, holds_frames, read_clip
 from glancefocus.data.folders import SUFFIXES, walk_visible
-from glancefocus.data.large import read_shrunk
+from glancefocus.data.large import is_large, read_shrunk
 from glancefocus.data.published import read_published_pictures
+from glancefocus.data.scene_splits import FileScenes
 from glancefocus.data.splits import FileSplit, Row
 from glancefocus.errors import BadData, BadSetting
 from glancefocus.machine import open_file, read_json
@@ -53,7 +54,8 @@ class Pictures:
         return ()
 
     def split(self, files: list[Path], labels: Tensor, view: ViewSettings, augment: AugmentSettings) -> FileSplit:
-        return FileSplit(files, labels, view, augment)
+        by_regions = view.fit == "whole" and any(map(is_large, files))
+        return (FileScenes if by_regions else FileSplit)(files, labels, view, augment)
 
 
 @dataclass(frozen=True)

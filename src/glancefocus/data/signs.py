@@ -22,7 +22,7 @@ DRAWING_VERSION = 4
 
 Box = tuple[float, float, float, float]
 
-_Side = Annotated[int, Range(96, 4096)]
+Side = Annotated[int, Range(96, 32_768)]
 _Radius = Annotated[float, Range(6, 1024)]  # digits of smaller signs cannot be read
 _Distractors = Annotated[int, Range(0, 16)]
 _MARGIN_PX = 2.0
@@ -32,8 +32,8 @@ _MARGIN_PX = 2.0
 class SignsSettings:
     """Size of the scenes and of the signs. The size of a sign in pixels does not depend on that of the scene."""
 
-    height: _Side = 160
-    width: _Side = 160
+    height: Side = 160
+    width: Side = 160
     radius_min_px: _Radius = 10.0
     radius_max_px: _Radius = 14.0
     distractors_max: _Distractors = 4

@@ -25,7 +25,7 @@ from glancefocus.data.split_record import (
     without_copies,
 )
 from glancefocus.data.splits import FileSplit, Row, Split, held_bytes, hold
-from glancefocus.data.worlds import WORLDS, World, open_world, world_classes
+from glancefocus.data.worlds import WORLDS, World, drawn_by_region, open_world, world_classes
 from glancefocus.errors import BadBundle, BadData, BadImage, BadSetting, UnknownName
 from glancefocus.machine import usable_cores
 from glancefocus.progress import Progress, progress_of
@@ -358,7 +358,9 @@ def settings_in_notes(notes: Mapping[str, Any]) -> DataSettings | None:
 
 
 def world_bytes(settings: DataSettings) -> int:
-    """Bytes that the pictures of a built-in world take on disk."""
+    """Bytes that the pictures of a built-in world take on disk; none where only regions of them are drawn."""
+    if settings.source == "signs" and drawn_by_region(settings.signs) is not None:
+        return 0
     drawn = settings.gestures if settings.source == "gestures" else settings.signs
     frames = settings.gestures.frames if settings.source == "gestures" else 1
     return sum(settings.scenes) * frames * 3 * drawn.height * drawn.width

@@ -27,8 +27,8 @@ from glancefocus.interrupts import children_without_signals
 from glancefocus.region import normalise
 from glancefocus.settings import ViewSettings, as_pixels
 
-Batch = tuple[Tensor, Tensor]
-"""Images and labels."""
+Batch = tuple[Any, Tensor]
+"""Images and labels. Images are a tensor; or, where they are too large for that, a scene of which only regions are read."""
 Row = tuple[str, Path, int]
 """One file of a data set: its split, its path, its label."""
 Pixels = NDArray[np.uint8]
@@ -42,7 +42,9 @@ class Split(Protocol):
     """
 
     labels: Tensor
-    boxes: Tensor | None
+
+    @property
+    def boxes(self) -> Tensor | None: ...
 
     @property
     def fixed(self) -> bool:
@@ -390,6 +392,7 @@ def first_images(split: Split, count: int) -> Split:
     elif isinstance(split, MemorySplit):
         own = {"images": split.images[:count], "files": None if split.files is None else split.files[:count]}
     else:
-        return split
+        own_way = getattr(split, "first_images", None)
+        return split if own_way is None else own_way(count)
     boxes = None if split.boxes is None else split.boxes[:count]
     return replace(split, labels=split.labels[:count], boxes=boxes, **own)

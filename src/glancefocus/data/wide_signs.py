@@ -10,7 +10,7 @@ found by zooming, and the number of looks grows with the logarithm of the scene'
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
@@ -19,6 +19,7 @@ from glancefocus.data.file_scene import Size
 from glancefocus.data.sign_faces import Colour, Sign, paste_face
 from glancefocus.data.signs import (
     Box,
+    Side,
     SignsSettings,
     backdrop_rows,
     draw_landscape,
@@ -29,9 +30,7 @@ from glancefocus.data.signs import (
     place_signs,
 )
 from glancefocus.region import Box as PixelBox
-from glancefocus.values import Range
 
-_Side = Annotated[int, Range(96, 32_768)]
 _SMALLEST_LEVEL_PX = 256
 _TRAIL_STEP = 4  # each ring has a quarter of the size of the last one
 _RING = 0.09  # its radius, as a share of the side of the region in which it is looked for
@@ -46,8 +45,8 @@ _NOISE_TILE_PX = 128
 class WideSignsSettings(SignsSettings):
     """As SignsSettings, with sides of up to 32,768 px. Without a trail nothing leads to a sign."""
 
-    height: _Side = 4096
-    width: _Side = 4096
+    height: Side = 4096
+    width: Side = 4096
     trail: bool = True
 
 

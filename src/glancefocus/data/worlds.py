@@ -24,8 +24,11 @@ from torch import Tensor
 
 from glancefocus.data import gestures, signs
 from glancefocus.data.gestures import GesturesSettings
+from glancefocus.data.images import LARGE_PIXELS
+from glancefocus.data.scene_splits import drawn_scenes
 from glancefocus.data.signs import SignsSettings
 from glancefocus.data.splits import MemorySplit, Split
+from glancefocus.data.wide_signs import WideSignsSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
 from glancefocus.files import Cache, cache_folder, fingerprint, lock, remove_unfinished, replace_folder, write_text
 from glancefocus.interrupts import children_without_signals
@@ -65,11 +68,27 @@ def open_world(world: World, view: ViewSettings, frames: int, progress: Progress
             f"the clips of gestures have {world.gestures.frames} frames, but the network takes {frames}. "
             f"Draw them with --set data.gestures.frames={frames}."
         )
+    wide = None if of_clips else drawn_by_region(world.signs)
+    if wide is not None and world.shift_px > 0:
+        raise BadSetting(
+            f"scenes of {wide.height}x{wide.width} px are drawn region by region, and are not shifted, but got shift_px="
+            f"{world.shift_px}. Leave it out: training has new scenes in every epoch."
+        )
     for name, count in zip(SPLITS, world.scenes, strict=True):
+        if wide is not None:
+            yield name, drawn_scenes(name, count, [wide], view, world.seed)
+            continue
         report = progress_of(progress, f"drawing {name} scenes")
         settings = world.gestures if of_clips else world.signs
         drawn = draw_split(name, count, settings, world.seed, progress=report)
         yield name, MemorySplit(drawn.images, drawn.labels, view, boxes=drawn.boxes, shift_px=world.shift_px)
+
+
+def drawn_by_region(settings: SignsSettings) -> WideSignsSettings | None:
+    """The settings of scenes that are so large that only the regions that are looked at are drawn; None: they are drawn whole."""
+    if settings.height * settings.width <= LARGE_PIXELS:
+        return None
+    return WideSignsSettings(**asdict(settings))
 
 
 class Scenes(NamedTuple):

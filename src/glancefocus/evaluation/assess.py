@@ -70,8 +70,7 @@ class Findings:
     scores           {score: curve} for other exit scores at the same budgets
     reliability      bins of the reliability diagram, for each look
     calibration_error  for each look, expected calibration error in [0, 1]
-    verdict          the comparison with the backbone on resized images; None: not compared
-    aims             learnt aims against others, measured during training; None: not measured
+    verdict, aims    the comparison with resized images; learnt aims against others, measured during training; None: not compared
     remarks          sentences about the images, such as that training images were left out
     """
 
@@ -221,16 +220,15 @@ def _pooled(one: Point, two: Point) -> Point:
 
 def point_with_exits(table: LookTable, thresholds: Any) -> Point:
     """The point of some thresholds, with the accuracy of the images that leave after each look."""
-    array = np.asarray(thresholds, dtype=np.float32)
-    return _with_exits(table, table.exits(array), thresholds)
+    return _with_exits(table, table.exits(np.asarray(thresholds, dtype=np.float32)), thresholds)
 
 
 def own_exits(bundle: Bundle, table: LookTable, *, chose: bool, seed: int = 0) -> NDArray[np.int64]:
     """(N,) the node of the table where each image stops with the bundle's own thresholds.
 
-    chose  the thresholds were chosen on these very images, so applying them here would be too optimistic. Instead, thresholds are
-           chosen in the same way by cross-fitting: each image stops by thresholds that were chosen on other images. The bundle's
-           own were chosen either for the best accuracy, or for a budget: then the budget is what they cost on these images.
+    chose  the thresholds were chosen on these images, and applying them here would be too optimistic. Instead, each image stops by
+           thresholds that are chosen in the same way on other images (cross-fitting): for the best accuracy, or for a budget, which
+           is what the bundle's own cost on these images.
     """
     own = np.asarray(own_thresholds(bundle), dtype=np.float32)
     if not chose or bundle.thresholds is None or len(table) < 2:
@@ -248,11 +246,11 @@ def own_exits(bundle: Bundle, table: LookTable, *, chose: bool, seed: int = 0) -
 
 
 def _with_exits(table: LookTable, nodes: NDArray[np.int64], thresholds: Any) -> Point:
-    array = np.asarray(thresholds, dtype=np.float32)
     right = table.correct[np.arange(len(table)), nodes]
     look = look_of_nodes(table)[nodes]
     shares = [float(right[look == t].mean()) if (look == t).any() else None for t in range(table.looks)]
-    return with_interval({**table.point_of_exits(nodes, array), "accuracy_of_exits": shares}, len(table))
+    point = table.point_of_exits(nodes, np.asarray(thresholds, dtype=np.float32))
+    return with_interval({**point, "accuracy_of_exits": shares}, len(table))
 
 
 def _fixed_sizes(
@@ -274,9 +272,8 @@ def _scores(bundle: Bundle, record: LookRecord, choosing: LookRecord | None, see
     random: as many images stop after each look as with the confidence, but chosen at random.
     """
     curves: dict[str, list[Point]] = {}
-    for score in (
-        STORED_SCORES if bundle.settings.policy.kind == "learnt" else STORED_SCORES[:2]
-    ):  # others have no critic
+    learnt = bundle.settings.policy.kind == "learnt"
+    for score in STORED_SCORES if learnt else STORED_SCORES[:2]:  # other policies have no critic
         table = look_table(bundle, record, score, seed)
         chooser = None if choosing is None else look_table(bundle, choosing, score, seed + 1)
         if table.sizes > 1:

@@ -11,10 +11,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.file_scene import FileImage
 from glancefocus.data.splits import Split
 from glancefocus.outcome import Outcome
-from glancefocus.region import Box
-from glancefocus.settings import View, ViewSettings
+from glancefocus.region import Box, Region
+from glancefocus.settings import View, ViewSettings, whole
 from glancefocus.values import one_line
 
 # Okabe and Ito's palette for colour-blind readers, and the text colour that is most readable on each.
@@ -288,6 +289,7 @@ FRAMES_SHOWN = 4
 SHEET_VIEWS, SHEET_COLUMNS, SHEET_PX = 24, 8, 112
 _LARGE_PIXELS = 300_000  # larger drawings are stored as JPEG: dozens of PNG files would make a page of many megabytes
 _PAGE_HEIGHT_PX = 640
+_OVERVIEW_PX = 640  # the longer side of a large image, of which only an overview is drawn
 
 
 def draw_rows(bundle: Bundle, split: Split, rows: Sequence[int]) -> list[str]:
@@ -306,6 +308,8 @@ def sheet_of_views(split: Split, view: ViewSettings, seed: int = 0) -> str | Non
     sheet = Image.new("RGB", (SHEET_COLUMNS * (SHEET_PX + 4) - 4, count * (SHEET_PX + 4) - 4), "white")
     for column in range(SHEET_COLUMNS):
         images, _ = next(iter(split.batches([chosen], seed + column)))
+        if not isinstance(images, Tensor):
+            images = images.view(Region(whole(SHEET_PX)))
         if images.dim() != 4:
             return None
         for row, image in enumerate(_pixels(images, view)):
@@ -336,13 +340,27 @@ def _pixels(images: Tensor, view: ViewSettings) -> Tensor:
 
 def _drawn(bundle: Bundle, split: Split, row: int) -> str:
     """One image of a split with the looks that the bundle takes at it, as a data URL."""
-    image = next(iter(split.batches([[row]])))[0][0]
-    outcome = bundle.predict_images([image], bundle.exit_rule())
-    pixels = _pixels(image, bundle.settings.view)
-    frames = pixels if pixels.dim() == 4 else pixels[None]
-    shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
-    pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
+    images = next(iter(split.batches([[row]])))[0]
+    image = images[0] if isinstance(images, Tensor) else images.images[0]
+    outcome, scale = bundle.predict_images([image], bundle.exit_rule()), 1.0
+    if isinstance(image, FileImage):
+        overview, scale = image.picture.overview(_OVERVIEW_PX)
+        pictures = [overview]
+    else:
+        pixels = _pixels(image, bundle.settings.view)
+        frames = pixels if pixels.dim() == 4 else pixels[None]
+        shown = frames[:: max(1, len(frames) // FRAMES_SHOWN)][:FRAMES_SHOWN]
+        pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in shown]
     truth = bundle.classes[int(split.labels[row])]
-    looks = looks_taken(outcome, 0, outcome.boxes[0], truth, outcome.first_box(0))
+    boxes = [scaled(box, scale) for box in outcome.boxes[0]]
+    looks = looks_taken(outcome, 0, boxes, truth, outcome.first_box(0))
     notes = [f"stopped: {outcome.stopped(0)}"]
-    return data_url(draw_strip(pictures, looks, title=f"true class: {truth}", notes=notes))
+    return data_url(
+        draw_strip(pictures, looks, title=f"true class: {truth}", notes=notes, trail=isinstance(image, FileImage))
+    )
+
+
+def scaled(box: Box, scale: float) -> Box:
+    """A box in a picture that was resized by this factor."""
+    left, top, right, bottom = (round(side * scale) for side in box)
+    return left, top, right, bottom

@@ -22,11 +22,12 @@ from glancefocus.evaluation.records import record_looks
 from glancefocus.evaluation.verdict import Share, paired_interval
 from glancefocus.exits.curve import Point
 from glancefocus.exits.table import LookTable
-from glancefocus.look import Look, Scene, as_batch
+from glancefocus.look import Look, Scene, as_batch, size_of_first
 from glancefocus.loop import KnownGlance, Policy, every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import rows_by_candidate
-from glancefocus.network.policy import CentreCornerPolicy, OneCandidate, RandomPolicy
+from glancefocus.network.policy import CentreCornerPolicy, RandomPolicy
+from glancefocus.network.zooming import compared
 from glancefocus.outcome import Outcome
 from glancefocus.region import Region, top_left
 from glancefocus.settings import NetworkSettings, View, whole
@@ -143,7 +144,7 @@ def evaluate_every_look(
     with torch.inference_mode():
         batches = scene_batches(split, net.settings.view, order, None, workers)
         for indexes, (images, truth) in zip(order, batches, strict=True):
-            image_hw = (int(images.shape[-2]), int(images.shape[-1]))
+            image_hw = size_of_first(images)
             scene = as_batch(images.to(device), net.settings.view)
             looking = net if glance is None else KnownGlance(net, glance(scene, indexes))
             outcome = look_until_sure(looking, scene, every_look(looks), policy)
@@ -233,11 +234,10 @@ class Comparison:
 def compare(bundle: Bundle, split: Split, backbone_accuracy: float | None, workers: int = 0) -> Comparison:
     """Measure a bundle on this split; backbone_accuracy is that of its plain backbone on the same images, if it is known."""
     net, aimed = bundle.net, aimed_candidate(bundle.settings)
-    learnt = evaluate_every_look(net, split, OneCandidate(net.policy, aimed), workers=workers)
-    at_random = evaluate_every_look(
-        net, split, RandomPolicy([aimed], torch.Generator().manual_seed(1)), workers=workers
-    )
-    corners = evaluate_every_look(net, split, CentreCornerPolicy.of(bundle.settings, aimed), workers=workers)
+    drawn, corner = RandomPolicy([aimed], torch.Generator().manual_seed(1)), CentreCornerPolicy.of(net.settings, aimed)
+    learnt = evaluate_every_look(net, split, compared(net, aimed), workers=workers)
+    at_random = evaluate_every_look(net, split, compared(net, aimed, drawn), workers=workers)
+    corners = evaluate_every_look(net, split, compared(net, aimed, corner), workers=workers)
     one_view = len(bundle.settings.candidates) == 1
     table = table_of(learnt, bundle) if one_view else _tree(bundle, split, workers)
     curve = [table.point(np.asarray(point["thresholds"], dtype=np.float32)) for point in bundle.curve]
@@ -342,9 +342,9 @@ def check_aims(net: GlanceFocus, split: Split, *, most: int = MOST_IMAGES, worke
     order = [rows[start : start + AIMS_BATCH].tolist() for start in range(0, len(rows), AIMS_BATCH)]
     generator = torch.Generator().manual_seed(1)
     ways: list[Policy] = [
-        OneCandidate(net.policy, aimed),
-        CentreCornerPolicy.of(net.settings, aimed),
-        *[RandomPolicy([aimed], generator)] * RANDOM_DRAWS,
+        compared(net, aimed),
+        compared(net, aimed, CentreCornerPolicy.of(net.settings, aimed)),
+        *[compared(net, aimed, RandomPolicy([aimed], generator))] * RANDOM_DRAWS,
     ]
     was_training, device = net.training, next(net.parameters()).device
     net.eval()

@@ -15,6 +15,7 @@ from glancefocus.data.augmentation import AugmentSettings
 from glancefocus.data.folders import changed_at, size_of
 from glancefocus.data.labelled import WHOLE, JoinedSplit, Labelled, TrainingViews, open_labelled, world_settings
 from glancefocus.data.lists import medium_of
+from glancefocus.data.scene_splits import DrawnScenes
 from glancefocus.data.sources import DataSettings, check_files, settings_in_notes
 from glancefocus.data.split_record import CHOOSING, SplitRecord, recorded_files
 from glancefocus.data.splits import FileSplit, Row, Split, in_order, scene_batches
@@ -136,6 +137,8 @@ def data_fingerprint(split: Split) -> str:
         return fingerprint(split.labels, *map(data_fingerprint, split.parts))
     if isinstance(split, TrainingViews):
         return fingerprint([len(split), split.seed, asdict(split.augment)], data_fingerprint(split.split))
+    if isinstance(split, DrawnScenes):
+        return fingerprint(split.labels, split.description)
     files = getattr(split, "files", None)
     if files is not None:
         # The time counts because files of some formats, such as BMP, all have the same size.

@@ -222,17 +222,22 @@ class GlanceFocus(nn.Module):
     def _place(self, look: Look, aim: Aim) -> Tensor:
         """(B, 2) where an aim relative to the region of the last look is in the whole image."""
         sizes = sizes_of(look.scene)
-        seen = torch.cat([torch.zeros_like(sizes), sizes], dim=1)
-        last, where = self._extents_px(look.candidate, sizes), look.where
-        if where is not None:
-            free = (sizes - last[:, None]).clamp_min(0)
-            begin = (where.to(sizes) * free).floor()
-            square = torch.cat([begin, last[:, None].expand(-1, 2)], dim=1)
-            seen = torch.where(last[:, None] > 0, square, seen)
-        place = zoomed(aim.where.to(sizes), seen, self._extents_px(aim.candidate, sizes), sizes)
+        place = zoomed(aim.where.to(sizes), self.region_of(look), self.extents_px(aim.candidate, sizes), sizes)
         return place.to(aim.where)
 
-    def _extents_px(self, candidate: int | Tensor, sizes: Tensor) -> Tensor:
+    def region_of(self, look: Look) -> Tensor:
+        """(B, 4) float64 top, left, height and width of what a look saw, in pixels of each image."""
+        sizes = sizes_of(look.scene)
+        seen = torch.cat([torch.zeros_like(sizes), sizes], dim=1)
+        last, where = self.extents_px(look.candidate, sizes), look.where
+        if where is None:
+            return seen
+        free = (sizes - last[:, None]).clamp_min(0)
+        begin = (where.to(sizes) * free).floor()
+        square = torch.cat([begin, last[:, None].expand(-1, 2)], dim=1)
+        return torch.where(last[:, None] > 0, square, seen)
+
+    def extents_px(self, candidate: int | Tensor, sizes: Tensor) -> Tensor:
         """(B,) side of the squares that looks at candidates cover in images of these sizes; 0: the whole image."""
         numbers = [candidate] * len(sizes) if isinstance(candidate, int) else candidate.tolist()
         views = [None if number == GLANCE else self.candidates[number] for number in numbers]

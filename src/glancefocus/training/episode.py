@@ -3,16 +3,18 @@
 PPO and the rewards are functions of tensors whose first axis is the look and whose second axis is the image.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glancefocus.look import Aim, Look, Scene
 from glancefocus.loop import LookingNetwork, Policy, every_look, run_looks
+from glancefocus.network.modules import LearntPolicy
 from glancefocus.training.stage import NonFinite
 
 
@@ -165,6 +167,30 @@ def after_exploring(generator: torch.Generator, aims: int, count: int, candidate
             torch.randint(candidates, (1,), generator=later)  # as draw_candidate does
         torch.randn(count, 2, generator=later)
     return later
+
+
+class PolicyStep(nn.Module):
+    """Computes the policy again over the looks of an episode, with gradients: means (L, B, 2) and values (L, B)."""
+
+    def __init__(self, policy: LearntPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, looks: list[Look]) -> tuple[Tensor, Tensor]:
+        means, values, memory = [], [], None
+        for look, following in itertools.pairwise(looks):
+            assert following.aim is not None
+            perceived = self.policy.perceive(look.map, look.candidate)
+            memory = self.policy.remember(
+                perceived,
+                look.candidate,
+                self.policy.next_code(following.aim.candidate, perceived),
+                memory,
+                self.policy.place_of(look),
+            )
+            means.append(self.policy.mean(memory))
+            values.append(self.policy.value(memory))
+        return torch.stack(means), torch.stack(values)
 
 
 class ComparingNetwork:

@@ -18,7 +18,7 @@ from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.evaluation.every_look import seen_at_once
 from glancefocus.evaluation.rivals import patch_side, size_in
 from glancefocus.interrupts import interruptible
-from glancefocus.look import as_batch
+from glancefocus.look import as_batch, size_of_first
 from glancefocus.network.build import build_backbone
 from glancefocus.network.modules import Encoder, Encoding
 from glancefocus.network.places import first_region
@@ -26,6 +26,7 @@ from glancefocus.region import Region, resized
 from glancefocus.settings import NetworkSettings, whole
 from glancefocus.training.checkpoint import Numbers, TorchState, check_tensors
 from glancefocus.training.kept_weights import calibrated_loss, keep_best_between, kept_words
+from glancefocus.training.known_places import KnownPlaces, knows_places
 from glancefocus.training.settings import InitialiseSettings, SmallSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext, descend, make_optimizer, set_rates, train_only
 from glancefocus.training.teacher import BackboneEvidence, Places, taught_loss
@@ -121,7 +122,7 @@ class EncoderStep(nn.Module):
         if self.shown is not None:
             assert centre is not None
             assert weight is not None
-            image_hw = images.shape[-2], images.shape[-1]
+            image_hw = size_of_first(images)
             loss = loss + self.stage_settings.evidence_weight * self.shown(
                 encoding.map, Places(centre, weight), image_hw
             )
@@ -165,7 +166,10 @@ class InitialiseStage:
         self.train_mode()
         step = EncoderStep(self.encoder, net.settings, settings, glance_px, size)
         self.shown = step.shown
-        self.evidence = None if step.shown is None else BackboneEvidence(context, self.data.train)
+        self.evidence: KnownPlaces | BackboneEvidence | None = None
+        if step.shown is not None:
+            known = knows_places(self.data.train)
+            self.evidence = KnownPlaces() if known else BackboneEvidence(context, self.data.train)
         self.teacher = context.teacher if settings.distill > 0 else None
         learning = [weight for weight in step.parameters() if weight.requires_grad]
         optimizer = make_optimizer(settings.optimizer, [{"params": learning, "lr": settings.lr}], settings.weight_decay)

@@ -24,6 +24,7 @@ from glancefocus.network.macs import count_costs
 from glancefocus.progress import duration
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.fitted import EFFORTS
+from glancefocus.training.large_recipes import as_seen
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 from glancefocus.training.stage import Moment, NonFinite, Stage, TrainingContext, what_to_lower
 from glancefocus.training.teacher import Teacher
@@ -197,12 +198,11 @@ def parts_that_fit(settings: TrainSettings, data: Data, device: torch.device | N
     """
     held = _held_bytes(data)
     if device is not None and device.type != "cpu":
-        return settings.accumulation, training_bytes(settings, held)
-    # This process already uses the memory of the program and of the images that it holds.
-    free = available_bytes() + PROCESS_BYTES + held
+        return settings.accumulation, training_bytes(as_seen(settings, data), held)
+    free = available_bytes() + PROCESS_BYTES + held  # this process already uses the last two
     parts = settings.accumulation
     images = max(_images(name, settings, data)[0] for name in settings.plan())
-    settings = replace(settings, batch_size=max(2, min(settings.batch_size, images)))  # as in shuffled
+    settings = replace(as_seen(settings, data), batch_size=max(2, min(settings.batch_size, images)))  # as in shuffled
     while True:
         need = training_bytes(replace(settings, accumulation=parts), held)
         if need <= free:

@@ -33,6 +33,7 @@ from glancefocus.training.fitted import (
     fitted_sizes,
     survey,
 )
+from glancefocus.training.large_recipes import fit_to_large, network_for_zoom, wide_signs_recipe
 from glancefocus.training.setting_checks import fit_to_rules, fit_to_shared_encoder, refuse_unused
 from glancefocus.training.settings import STAGES, AimSettings, TrainSettings
 from glancefocus.values import from_plain, to_plain
@@ -146,8 +147,7 @@ ONE_SIZE_CHANGES: Recipe = {
     "data": {"scenes": [5000, 500, 1000]},
 }
 PLACE_MEMORY: Recipe = {"policy": {"place": True}}
-WITHOUT_PLACE_MEMORY: Recipe = {"mixed_glances": 0.0, "return_weight": 0.0}
-"""Of the stage point, for networks without PLACE_MEMORY."""
+WITHOUT_PLACE_MEMORY: Recipe = {"point": {"mixed_glances": 0.0, "return_weight": 0.0}}
 
 LARGE_SIDE_PX = 320
 """Scenes with a shorter side of at least this have a recipe of their own, unless the user names the stages."""
@@ -248,9 +248,10 @@ def train_settings(
     effort         scales the epochs
     """
     data, network, changes = (_without_none(table or {}) for table in (data, network, changes))
-    named = {f"network.{name}" for name in network}
+    named = {f"network.{name}" for name in network} | changes.keys()
     if source in WORLDS and preset is None and backbone is None:
         preset = next(iter(WORLD_RECIPES[source]))
+    network |= network_for_zoom(source, preset, network, assignments or [])
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
     asked = network_settings(preset, backbone=backbone, **network)
@@ -282,7 +283,7 @@ def train_settings(
         plain["stages"] = stage_names(stages)
         if fitting is not None and "backbone" not in plain["stages"] and "teacher" not in changes:
             plain = merged(plain, WITHOUT_LESSONS)
-    settings = _assigned(plain, assignments or [], named)
+    settings = _assigned(plain, assignments or [], named, fitted=fitting is not None)
     refuse_unused(settings, STAGES, assignments or [], changes)
     return settings
 
@@ -295,19 +296,21 @@ def _choose_weights(changes: dict[str, Any], source: str, preset: str | None, ba
         changes["weights"] = "pretrained" if has_pretrained_weights(backbone) else None
 
 
-def _assigned(plain: dict[str, Any], assignments: list[str], named: set[str]) -> TrainSettings:
+def _assigned(plain: dict[str, Any], assignments: list[str], named: set[str], *, fitted: bool) -> TrainSettings:
     """The settings of a table, with these assignments, fitted to one another.
 
-    named  settings that the user named otherwise, with dots
+    named   settings that the user named otherwise, with dots
+    fitted  the recipe is fitted to the user's images
     """
     for assignment in assignments:
         assign(plain, assignment)
     named = named | {assignment.partition("=")[0].strip() for assignment in assignments}
+    if fitted:
+        fit_to_large(plain, named)
     if "stages" not in named:
         fit_to_rules(plain)
     fit_to_shared_encoder(plain, named)
-    settings: TrainSettings = from_plain(TrainSettings, plain)
-    return settings
+    return from_plain(TrainSettings, plain)
 
 
 def _recipe(
@@ -331,6 +334,7 @@ def _recipe(
     if fitting is not None:
         return merged(recipe, fitted_recipe(fitting, min(network.view.height_px, network.view.width_px)))
     recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))
+    recipe = merged(recipe, wide_signs_recipe(source, network))
     # The epochs and rates for clips assume pretrained weights already.
     if preset is not None and pretrained and network.frames == 1:
         recipe = merged(recipe, ADAPT_RECIPE)
@@ -352,13 +356,15 @@ def _world_recipe(source: str, preset: str | None, network: NetworkSettings, *, 
     recipe = found.usual
     if found.large is not None and _is_large(network) and not own_stages:
         recipe = merged(recipe, found.large(_shorter_px(network)))
-    return recipe if network.policy.place else merged(recipe, {"point": WITHOUT_PLACE_MEMORY})
+    return recipe if network.policy.place else merged(recipe, WITHOUT_PLACE_MEMORY)
 
 
 def _world_network(source: str, preset: str | None, network: NetworkSettings) -> Recipe:
     """Changes to the network of a preset in its built-in world, which its recipe there needs; large scenes have none."""
     found = WORLD_RECIPES.get(source, {}).get(preset or "")
-    return {} if found is None or _is_large(network) or network.policy.kind != "learnt" else found.network
+    if found is None or _is_large(network) or network.zoom or network.policy.kind != "learnt":
+        return {}
+    return found.network
 
 
 def _is_large(network: NetworkSettings) -> bool:

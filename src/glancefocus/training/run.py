@@ -48,6 +48,7 @@ from glancefocus.network.weights import load_encoders, open_safely
 from glancefocus.progress import Progress
 from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
 from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
+from glancefocus.training.large_recipes import accuracy_after_look, check_regions
 from glancefocus.training.loop import TrainingLoop, build_stage
 from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, plan_words, stored_plan
 from glancefocus.training.run_folder import (
@@ -128,6 +129,7 @@ def _train(
         journal.print(f"{len(data.odd_files)} files are unusual but are used. The first: {data.odd_files[0]}")
     if settings.network.classes != len(data.classes):
         raise BadRun(f"the data has {len(data.classes)} classes, the network {settings.network.classes}.")
+    check_regions(settings, data)
     net.to(accelerator.device)
     context = TrainingContext(net, data, settings, accelerator, journal.show_progress)
     if settings.teacher is not None:
@@ -304,7 +306,7 @@ def finish_bundle(
         bundle.curve = solve_curve(table)
         bundle.thresholds = frozen(thresholds_of_a_run(table, bundle.costs.backbone_macs).tolist())
     bundle.notes |= {
-        "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
+        "validation_accuracy_per_look": [round(a, 4) for a in accuracy_after_look(table, net.settings)],
         "thresholds_chosen_on": f"{settings.data.source}, val",
         "thresholds_data": record.about.data,
         "thresholds_for": BEST_ACCURACY,

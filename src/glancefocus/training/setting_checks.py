@@ -57,6 +57,10 @@ def check_aims(settings: "TrainSettings") -> None:
             "point.return_weight teaches the policy not to look at the same place again, but this policy does not get the "
             "places of earlier looks. Set network.policy.place=true, or point.return_weight=0."
         )
+    if "point" in settings.stages and settings.point.return_weight > 0 and settings.network.zoom:
+        raise BadSetting(
+            "point.return_weight is for policies that aim in the whole image, but this network zooms. Set point.return_weight=0."
+        )
     kind = settings.network.policy.kind
     if kind == "learnt":
         return
@@ -69,6 +73,25 @@ def check_aims(settings: "TrainSettings") -> None:
         raise BadSetting(
             f"recognise.aims={settings.recognise.aims} prepares for a learnt policy, but this network aims by a rule "
             f"(policy.kind={kind}). Set recognise.aims=random."
+        )
+
+
+def check_zoom(settings: "TrainSettings") -> None:
+    """A zooming network is trained coarse to fine, with all of its views."""
+    network = settings.network
+    if not network.zoom or network.looks < 2:
+        return
+    if any(view.is_whole for view in network.candidates):
+        raise BadSetting(
+            "a network with zoom=true is trained coarse to fine, which has no place for views of the whole image, but focus names "
+            f"{' '.join(network.focus)}. Leave these out; a larger glance shows the whole image more sharply."
+        )
+    size = network.view.height_px, network.view.width_px
+    steps = {view.extent_px(*size) for view in network.candidates if view.extent_px(*size) >= view.px}
+    if settings.data.source in WORLDS and len(steps) > network.looks - 1:
+        raise BadSetting(
+            f"with zoom=true there are {len(steps)} steps from the whole image to the finest view ({' '.join(network.focus)}), "
+            f"but this network has {network.looks} looks. Use --looks {len(steps) + 1}."
         )
 
 

@@ -12,6 +12,7 @@ from glancefocus.training.setting_checks import (
     check_first_view,
     check_shared_encoder,
     check_small_scenes,
+    check_zoom,
 )
 from glancefocus.values import (
     BatchSize,
@@ -112,7 +113,9 @@ class RecogniseSettings:
     distill          as in the stage glance, for the answer after every look and for the encoders' own heads
     aims             stage I only. random: at random places, as in the paper; a network whose policy is a rule (policy.kind) aims by
                      that rule in all stages. evidence: where the trained backbone finds its evidence for the label, with
-                     noise of `deviation` (beyond the paper)
+                     noise of `deviation` (beyond the paper). known: the same at known places, in scenes that are drawn on demand
+    point_weight     weight of the loss of the stage point, at known places: the policy learns along with the encoders, whose maps
+                     learn to show where objects are (beyond the paper)
     random_share     share of the images that are aimed at random nevertheless, in stages I and III
     optimizer, warmup  as in the stage glance
     """
@@ -128,8 +131,9 @@ class RecogniseSettings:
     deviation: PartialShare = 0.0
     mistaken_glances: PartialShare = 0.0
     distill: Share = 0.0
-    aims: Literal["random", "evidence"] = "random"
+    aims: Literal["random", "evidence", "known"] = "random"
     random_share: Share = 0.0
+    point_weight: Weight = 0.0
     warmup: Share = 0.0
 
     def __post_init__(self) -> None:
@@ -317,6 +321,7 @@ class TrainSettings:
         check_evidence(self)
         check_aims(self)
         check_first_view(self)
+        check_zoom(self)
         check_shared_encoder(self)
         self._check_teacher()
 

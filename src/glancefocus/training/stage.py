@@ -16,7 +16,7 @@ from glancefocus.data.sources import Data
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadRun
 from glancefocus.interrupts import interruptible
-from glancefocus.look import Look, Scene, as_batch
+from glancefocus.look import Look, Scene, as_batch, in_parts
 from glancefocus.loop import KnownGlance, LookingNetwork
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import GLANCE_WEIGHT, Encoding, SummedClassifier
@@ -92,8 +92,8 @@ class Stage(Protocol):
         """Before each epoch: set trained parts to training mode, frozen parts to evaluation mode."""
         ...
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
-        """Learn from one batch; returns numbers for the journal."""
+    def update(self, images: Any, labels: Tensor, moment: Moment) -> Numbers:
+        """Learn from one batch, see data.splits.Batch; returns numbers for the journal."""
         ...
 
     def validate(self, split: Split) -> Numbers:
@@ -144,7 +144,7 @@ def set_rates(optimizer: Any, progress: float, warmup: float = 0.0) -> None:
 
 
 def descend(
-    context: TrainingContext, step: nn.Module, optimizer: Any, images: Tensor, labels: Tensor, **more: Any
+    context: TrainingContext, step: nn.Module, optimizer: Any, images: Any, labels: Tensor, **more: Any
 ) -> tuple[float, list[float]]:
     """One update with a module that returns (loss, accuracy after each look) of a batch; returns the same for the whole batch.
 
@@ -153,16 +153,17 @@ def descend(
     more  further arguments of the module; tensors among them have one row per image and are split like the batch
     """
     accelerator = context.accelerator
-    parts = min(context.settings.accumulation, images.shape[0])  # their sizes differ by at most one
+    count = len(labels)
+    parts = min(context.settings.accumulation, count)  # their sizes differ by at most one
     optimizer.zero_grad()
     total = 0.0
     accuracies: list[list[float]] = []  # one list per part
-    chunks = list(zip(images.tensor_split(parts), labels.tensor_split(parts), strict=True))
+    chunks = list(zip(in_parts(images, parts), labels.tensor_split(parts), strict=True))
     divided = {name: value.tensor_split(parts) for name, value in more.items() if isinstance(value, Tensor)}
     for index, (some_images, some_labels) in enumerate(chunks):
         own = {name: pieces[index] for name, pieces in divided.items()}
-        share = some_images.shape[0] / images.shape[0]
-        with _sync(step, index == len(chunks) - 1), _single_images(context.settings, some_images.shape[0]):
+        share = len(some_labels) / count
+        with _sync(step, index == len(chunks) - 1), _single_images(context.settings, len(some_labels)):
             with accelerator.autocast():
                 loss, accuracy = step(some_images, some_labels, **{**more, **own})
             accelerator.backward(loss * share)

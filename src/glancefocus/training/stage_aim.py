@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import AimsCheck, check_aims, evaluate_every_look
-from glancefocus.look import Look, Scene, as_batch
-from glancefocus.loop import LookingNetwork
+from glancefocus.look import Look, Scene, as_batch, size_of_first
+from glancefocus.loop import LookingNetwork, Policy
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.modules import LearntPolicy
-from glancefocus.network.policy import RandomCandidates
+from glancefocus.network.zooming import own_aims
 from glancefocus.region import bilinear_crop
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_kind, check_number, check_tensors
@@ -29,6 +28,7 @@ from glancefocus.training.episode import (
     ExploringPolicy,
     Judge,
     MixedGlances,
+    PolicyStep,
     accuracy_after,
     after_exploring,
     answers_elsewhere,
@@ -46,6 +46,7 @@ from glancefocus.training.episode import (
     probability_of,
     the_answer,
 )
+from glancefocus.training.known_places import NEAR, check_places, knows_places, led_at_first, places_in, region_loss
 from glancefocus.training.settings import AimSettings, PolicyTraining
 from glancefocus.training.stage import (
     FrozenGlances,
@@ -57,30 +58,6 @@ from glancefocus.training.stage import (
     weigh_looks,
 )
 from glancefocus.training.teacher import BackboneEvidence, Places, aims_at, room_px
-
-
-class PolicyStep(nn.Module):
-    """Computes the policy again over the looks of an episode, with gradients: means (L, B, 2) and values (L, B)."""
-
-    def __init__(self, policy: LearntPolicy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, looks: list[Look]) -> tuple[Tensor, Tensor]:
-        means, values, memory = [], [], None
-        for look, following in itertools.pairwise(looks):
-            assert following.aim is not None
-            perceived = self.policy.perceive(look.map, look.candidate)
-            memory = self.policy.remember(
-                perceived,
-                look.candidate,
-                self.policy.next_code(following.aim.candidate, perceived),
-                memory,
-                self.policy.place_of(look),
-            )
-            means.append(self.policy.mean(memory))
-            values.append(self.policy.value(memory))
-        return torch.stack(means), torch.stack(values)
 
 
 def play_and_reward(
@@ -95,7 +72,8 @@ def play_and_reward(
     if settings.reward != "contrastive" or not settings.compare_together:
         looks = play(net, scene, whole.looks, explorer)
         return looks, episode_rewards(net, looks, labels, settings, explorer.generator, None, judge)
-    later = after_exploring(explorer.generator, whole.looks - 1, scene.count, len(whole.candidates))
+    drawn = 1 if whole.zoom else len(whole.candidates)
+    later = after_exploring(explorer.generator, whole.looks - 1, scene.count, drawn)
     comparing = ComparingNetwork(net, settings.monte_carlo, later, judge)
     looks = play(comparing, scene, whole.looks, explorer)
     return looks, episode_rewards(net, looks, labels, settings, later, comparing.elsewhere, judge)
@@ -210,7 +188,7 @@ class AimStage:
         net = self.context.net
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
-            explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
+            explorer = ExploringPolicy(own_aims(net, moment.generator), deviation, moment.generator)
             scene = as_batch(images, net.settings.view)
             looking = self.glances.network(scene, moment.rows, moment.generator)
             looks, rewards = play_and_reward(looking, scene, labels, explorer, self.context)
@@ -226,7 +204,7 @@ class AimStage:
 
     def validate(self, split: Split) -> Numbers:
         net = self.context.net
-        policy = RandomCandidates(net.policy, torch.Generator().manual_seed(0), each_row=True)
+        policy = own_aims(net, torch.Generator().manual_seed(0), each_row=True)
         evaluation = evaluate_every_look(
             net, split, policy, workers=self.context.workers, glance=self.glances.of_validation(split)
         )
@@ -271,10 +249,6 @@ class AimStage:
         if policy != {}:  # the joint stage keeps no best policy
             check_tensors("stage_state.best_policy", policy, self.context.net.policy.state_dict())
         self.best_accuracy, self.best_policy = best, dict(policy)
-
-
-# Unit of distance, as a share of the patch side: an object that is nearer to the centre lies well within the patch.
-NEAR = 0.25
 
 
 def pointing_loss(
@@ -360,18 +334,22 @@ class PointStage(AimStage):
 
     def __init__(self, context: TrainingContext) -> None:
         super().__init__(context, context.settings.point)
-        self.evidence = BackboneEvidence(context)
         self.point = context.settings.point
+        check_places(context)
+        self.evidence = None if knows_places(context.data.train) else BackboneEvidence(context)
         if self.point.crop_weight > 0 and context.net.settings.frames > 1:
             raise BadSetting("point.crop_weight is for images, but this network sees clips. Set it to 0.")
 
-    def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
+    def update(self, images: Any, labels: Tensor, moment: Moment) -> Numbers:
         net = self.context.net
         deviation = self.set_rate(moment.progress)
         with torch.no_grad(), self.context.accelerator.autocast():
-            aimed = [number for number, view in enumerate(net.candidates) if not view.is_whole]
-            drawn = RandomCandidates(net.policy, moment.generator, candidates=aimed or None)
-            explorer = ExploringPolicy(drawn, deviation, moment.generator)
+            aimed = [number for number, view in enumerate(net.candidates) if not view.is_whole] or None
+            drawn = own_aims(net, moment.generator, candidates=aimed)
+            explorer: Policy = ExploringPolicy(drawn, deviation, moment.generator)
+            known = places_in(images)
+            if known is not None:
+                explorer = led_at_first(explorer, net, known, moment.progress, moment)
             scene = as_batch(images, net.settings.view)
             looking = self.glances.network(scene, moment.rows, moment.generator)
             if self.point.mixed_glances > 0:
@@ -379,14 +357,16 @@ class PointStage(AimStage):
             looks = play(looking, scene, net.settings.looks, explorer)
         means, values = self.step(looks)
         loss = 0 * values.float().sum()  # with several processes every part needs a gradient; the critic's is 0
-        for weight, of_places in (
-            (self.point.evidence_weight, pointing_loss),
-            (self.point.return_weight, return_loss),
-        ):
-            if weight > 0:
-                places = self._places(images, labels, moment)
-                image_hw = (images.shape[-2], images.shape[-1])
-                loss = loss + weight * of_places(means.float(), looks, places, image_hw, net.settings.candidates)
+        if known is not None:
+            loss = loss + self.point.evidence_weight * region_loss(net, means.float(), looks, known)
+        else:
+            for weight, of_places in (
+                (self.point.evidence_weight, pointing_loss),
+                (self.point.return_weight, return_loss),
+            ):
+                if weight > 0:
+                    places, image_hw = self._places(images, labels, moment), size_of_first(images)
+                    loss = loss + weight * of_places(means.float(), looks, places, image_hw, net.settings.candidates)
         if self.point.crop_weight > 0:
             loss = loss + self.point.crop_weight * crop_loss(net, scene.whole, means.float(), looks, labels)
         descend_policy(self.context, self.optimizer, loss)
@@ -397,5 +377,6 @@ class PointStage(AimStage):
         teacher = self.context.teacher
         with torch.no_grad(), self.context.accelerator.autocast():
             if teacher is None:
+                assert self.evidence is not None
                 return self.evidence.places(images, labels, moment)
             return teacher.lesson(images, labels, moment).places

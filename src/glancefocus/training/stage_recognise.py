@@ -13,22 +13,25 @@ from torch import Tensor, nn
 from glancefocus.data.splits import Split
 from glancefocus.errors import BadSetting
 from glancefocus.evaluation.every_look import evaluate_every_look
-from glancefocus.look import Look, as_batch
+from glancefocus.look import Look, as_batch, size_of_first
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoder, SummedClassifier
-from glancefocus.network.policy import InTurns, RandomCandidates, RandomPolicy, learning_network
+from glancefocus.network.policy import InTurns, RandomCandidates, learning_network
+from glancefocus.network.zooming import own_aims, random_aims
 from glancefocus.settings import View
 from glancefocus.training.checkpoint import Numbers, TorchState, check_optimizer
 from glancefocus.training.episode import (
     ExploringPolicy,
     FixedPolicy,
     MistakenGlances,
+    PolicyStep,
     SometimesRandom,
     accuracy_after,
     play,
 )
 from glancefocus.training.kept_weights import keep_best_focus
+from glancefocus.training.known_places import KnownAims, check_known, places_in, region_loss
 from glancefocus.training.settings import JointSettings, RecogniseSettings
 from glancefocus.training.stage import (
     FrozenGlances,
@@ -88,10 +91,11 @@ class RecogniseStep(nn.Module):
         self.settings = settings
         self.glances = glances
         self.looks = looks
+        self.policy = PolicyStep(net.learnt_policy) if settings.point_weight > 0 else None
 
     def forward(
         self,
-        images: Tensor,
+        images: Any,
         labels: Tensor,
         generator: torch.Generator,
         aims: Callable[[torch.Generator, tuple[int, int], Places | None], Policy],
@@ -105,8 +109,9 @@ class RecogniseStep(nn.Module):
         aims                    makes the policy of this batch
         taught, centre, weight  the teacher's lesson, where there is one
         """
-        places = None if centre is None or weight is None else Places(centre, weight)
-        policy = aims(generator, (int(images.shape[-2]), int(images.shape[-1])), places)
+        known = places_in(images)
+        places = known if centre is None or weight is None else Places(centre, weight)
+        policy = aims(generator, size_of_first(images), places)
         scene = as_batch(images, self.net.settings.view)
         looking = self.glances.network(scene, rows, generator)
         if self.settings.mistaken_glances > 0:
@@ -117,6 +122,11 @@ class RecogniseStep(nn.Module):
             loss = separate_loss(self.net, looks, labels, taught, distill)
         else:
             loss = recognition_loss(self.net, looks, labels, self.settings.own_head_weight, taught, distill)
+        if self.policy is not None and known is not None:
+            means, values = self.policy(looks)
+            pointing = region_loss(self.net, means.float(), looks, known)
+            # With several processes every part needs a gradient; the critic's is 0.
+            loss = loss + self.settings.point_weight * pointing + 0 * values.sum()
         return loss, accuracy_after(looks, labels)
 
 
@@ -131,6 +141,7 @@ class RecogniseStage:
         self.settings: RecogniseSettings = getattr(context.settings, self.name)
         self.epochs = self.settings.epochs
         settings, net = self.settings, context.net
+        check_known(context, self.name, settings)
         self.train_mode()
         groups = []
         if own := list(net.classifier.parameters()):
@@ -138,6 +149,8 @@ class RecogniseStage:
         encoders = [p for e in self._trained_encoders() for p in e.parameters()]
         if encoders:
             groups.append({"params": list(dict.fromkeys(encoders)), "lr": settings.encoder_lr})
+        if settings.point_weight > 0:
+            groups.append({"params": list(net.policy.parameters()), "lr": settings.encoder_lr})
         if not groups:
             raise BadSetting(
                 f"the stage {self.name} has nothing to train: the encoders are frozen, and summed answers need no training. Leave "
@@ -162,7 +175,7 @@ class RecogniseStage:
         return looks if len(groups) < 2 else max(looks, 1 + len(groups))
 
     def _learning_views(self) -> list[dict[int, View]]:
-        """{number: view} of the candidates that are trained, for each encoder that sees some of them."""
+        """{number: view} of the candidates that are trained, for each encoder that sees some."""
         net = self.context.net
         groups: dict[Encoder, dict[int, View]] = {}
         for number, view in enumerate(net.candidates):
@@ -182,10 +195,10 @@ class RecogniseStage:
         if net.settings.policy.kind == "centre_corner":
             return RandomCandidates(net.policy, generator, each_row=each_row, candidates=candidates)
         every = range(len(net.settings.candidates))
-        return RandomPolicy(every if candidates is None else candidates, generator, each_row=each_row)
+        return random_aims(net, generator, each_row=each_row, candidates=every if candidates is None else candidates)
 
     def _aims_in_turns(self, generator: torch.Generator) -> Policy:
-        """The policy `aims`. Where several encoders learn, each gets a look of every batch, and so gradients of all its weights."""
+        """The policy `aims`. Where several encoders learn, each gets a look, and so gradients, of every batch."""
         groups = self._learning_views()
         if len(groups) < 2:
             return self.aims(generator)
@@ -199,13 +212,17 @@ class RecogniseStage:
         if places is None or settings.aims == "random":
             return self._aims_in_turns(generator)
         noise = {"deviation": settings.deviation, "random_share": settings.random_share}
-        return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in self._learning_views()])
+        net, views = self.context.net, self._learning_views()
+        if settings.aims == "known":
+            return InTurns([KnownAims(net, places, each, generator, **noise) for each in views])
+        return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in views])
 
     def begin(self) -> None:
         pass
 
     def train_mode(self) -> None:
-        train_only(self.context, [self.context.net.classifier, *self._trained_encoders()])
+        net, with_policy = self.context.net, self.settings.point_weight > 0
+        train_only(self.context, [net.classifier, *self._trained_encoders(), *([net.policy] if with_policy else [])])
         # Several processes wait for a gradient of every weight that is trained.
         for encoder in self._unused_heads():
             for head in encoder.head_modules:
@@ -271,10 +288,9 @@ class FinetuneStage(RecogniseStage):
     def aims(
         self, generator: torch.Generator, each_row: bool = False, candidates: Sequence[int] | None = None
     ) -> Policy:
-        policy = self.context.net.policy
         if self.context.net.settings.policy.kind != "learnt":
             return super().aims(generator, each_row, candidates)
-        return FixedPolicy(RandomCandidates(policy, generator, each_row=each_row, candidates=candidates))
+        return FixedPolicy(own_aims(self.context.net, generator, each_row=each_row, candidates=candidates))
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
@@ -346,7 +362,7 @@ class JointStage(AimStage):
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         net, context = self.context.net, self.context
         deviation = self.set_rate(moment.progress)
-        explorer = ExploringPolicy(RandomCandidates(net.policy, moment.generator), deviation, moment.generator)
+        explorer = ExploringPolicy(own_aims(net, moment.generator), deviation, moment.generator)
         set_rates(self.recognise_optimizer, moment.progress)
         loss, accuracy = descend(
             context,
