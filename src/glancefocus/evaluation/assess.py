@@ -22,7 +22,7 @@ from glancefocus.exits.budget import (
 )
 from glancefocus.exits.curve import Point, best_thresholds, stay_thresholds
 from glancefocus.exits.record import STORED_SCORES, LookRecord
-from glancefocus.exits.table import LookTable, Thresholds, stopping_at_random
+from glancefocus.exits.table import LookTable, Thresholds, look_of_nodes, stopping_at_random
 
 if TYPE_CHECKING:  # it uses functions of this module
     from glancefocus.evaluation.every_look import AimsCheck
@@ -64,14 +64,13 @@ class Findings:
     data, chosen_on  for people: the images measured on, and the images that thresholds were chosen on
     accuracy_after_look, macs_after_look  if every image takes 1, 2, ... looks, with patches of the largest size
     ms_after_look    None if no latency was measured; device is what it was measured on
-    curve            operating points, cheapest first
     chosen           the point of the bundle's own thresholds, with accuracy_of_exits (per look; None if no image left)
     fixed_size_curves  {view: curve} of the same network with one of its candidate views; empty if it has only one
     scores           {score: curve} for other exit scores at the same budgets
     reliability      bins of the reliability diagram, for each look
     calibration_error  for each look, expected calibration error in [0, 1]
     verdict, aims    the comparison with resized images; learnt aims against others, measured during training; None: not compared
-    remarks          sentences about the images, such as that training images were left out
+    remarks          about the images, such as that training images were left out
     """
 
     data: str
@@ -187,11 +186,6 @@ def halves(count: int, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int
 def random_rows(count: int, most: int, seed: int = 0) -> NDArray[np.int64]:
     """At most this many random rows of a split, in order."""
     return np.sort(np.random.default_rng(seed).permutation(count)[:most])
-
-
-def look_of_nodes(table: LookTable) -> NDArray[np.int64]:
-    """(nodes,) the look that each node of a table belongs to, 0 for the glance."""
-    return np.repeat(np.arange(table.looks), [len(level) for level in table.levels(table.macs)])
 
 
 def largest_nodes(table: LookTable) -> list[int]:

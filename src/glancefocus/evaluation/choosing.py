@@ -13,7 +13,7 @@ from torch import Tensor
 from glancefocus.data.labelled import WHOLE
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.evaluation.assess import halves, look_of_nodes, look_table
+from glancefocus.evaluation.assess import halves, look_table
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.records import Records
 from glancefocus.exits.budget import (
@@ -29,7 +29,7 @@ from glancefocus.exits.budget import (
 from glancefocus.exits.curve import Point
 from glancefocus.exits.one_size import planned_exits
 from glancefocus.exits.record import LookRecord
-from glancefocus.exits.table import LookTable, Thresholds, check_budget, check_table
+from glancefocus.exits.table import LookTable, Thresholds, check_budget, check_table, look_of_nodes
 from glancefocus.look import Look, as_batch
 from glancefocus.loop import every_look, run_looks
 from glancefocus.network.model import GlanceFocus

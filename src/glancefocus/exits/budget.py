@@ -18,7 +18,7 @@ from glancefocus.errors import BadData, BadSetting
 from glancefocus.exits.curve import Point, Unit, budget_of
 from glancefocus.exits.genetic import genetic_front, genetic_within
 from glancefocus.exits.one_size import GeometricRule, direct_curve, direct_within
-from glancefocus.exits.table import LookTable, Thresholds, check_budget, cost_and_worth, expected_correct, level_sizes
+from glancefocus.exits.table import LookTable, Thresholds, check_budget, cost_and_worth, expected_correct, look_of_nodes
 
 SOLVERS = ("direct", "geometric", "geometric-paper", "genetic")
 CURVE_FOLDS = 3  # a whole curve takes long to solve
@@ -248,10 +248,9 @@ def cross_fitted(
         rows = np.flatnonzero(fold == group)
         chosen.append(choose(table.rows(np.flatnonzero(fold != group))))
         node[rows] = table.rows(rows).exits(chosen[-1])
-    look_of_node = np.repeat(np.arange(table.looks), level_sizes(table.looks, table.sizes))
     return CrossFitted(
         node=node,
-        look=look_of_node[node],
+        look=look_of_nodes(table)[node],
         correct=np.asarray(table.correct[np.arange(len(table)), node]),
         cost=table.cost[node],
         fold=fold,

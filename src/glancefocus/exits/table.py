@@ -233,6 +233,11 @@ def level_sizes(looks: int, sizes: int) -> NDArray[np.int64]:
     return np.asarray(sizes ** np.arange(looks, dtype=np.int64))
 
 
+def look_of_nodes(table: LookTable) -> NDArray[np.int64]:
+    """(nodes,) the look that each node of a table belongs to, 0 for the glance."""
+    return np.repeat(np.arange(table.looks), level_sizes(table.looks, table.sizes))
+
+
 def path_nodes(path: Sequence[int], sizes: int) -> list[int]:
     """The node of every look on a path of candidate views (their indexes), the glance first."""
     nodes, start, place, width = [0], 0, 0, 1

@@ -285,9 +285,7 @@ def return_loss(
     glance missed the object. Arguments as in pointing_loss; looks at the whole image do not count.
     """
     total = means.sum() * 0.0
-    tried: list[
-        tuple[Tensor, Tensor]
-    ] = []  # (B, 4) top, left, bottom, right in px, and (B,) to what degree it was in vain
+    tried: list[tuple[Tensor, Tensor]] = []  # (B, 4) top, left, bottom, right in px; (B,) to what degree it was in vain
     for mean, look in zip(means, looks[1:], strict=True):
         assert look.aim is not None
         assert isinstance(look.aim.candidate, int), "one candidate is drawn for each batch"
