@@ -387,3 +387,26 @@ def test_each_half_is_measured_with_the_weights_that_the_other_half_chose(monkey
     body = kept_weights.body_of({0.0: start, 1.0: end}, labels, "Made up.")
     assert "| 0 | 50.0 |" in body
     assert "chose shares of 0 and 1; with the choice of the other half the accuracy is 0.0 % (8 images)" in body
+
+
+def test_a_row_of_unseen_photographs_is_what_gf_evaluate_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    unseen = importlib.import_module("unseen")
+    findings = {
+        "accuracy_after_look": [0.5, 0.75],
+        "chosen": {"accuracy": 0.725, "mean_macs": 1.2e8},
+        "verdict": {
+            "images": 1200,
+            "points": [
+                {"kind": "resized", "accuracy": 0.1, "mean_macs": 1e6},
+                {"kind": "backbone", "accuracy": 0.74, "mean_macs": 3.84e8},
+            ],
+            "rival_accuracy": 0.735,
+            "difference": -0.01,
+            "difference_low": -0.02,
+            "difference_high": 0.005,
+        },
+    }
+    row = unseen.row_of("birds", 280, findings)
+    assert row == ["birds", "280", "1,200", "50.0 / 75.0", "72.5", "120", "74.0", "384", "73.5", "-1.0 (-2.0 to +0.5)"]
+    assert len(row) == len(unseen.HEAD)
