@@ -69,3 +69,13 @@ def test_the_teacher_of_a_run_without_the_stage_backbone_is_its_baseline(folder:
         load_file(tmp_path / "second" / "backbone.safetensors"),
     ):
         assert all(torch.equal(trained[name], tensor) for name, tensor in tensors.items())
+
+
+def test_without_lessons_every_batch_of_stage_1_trains_the_focus_encoder(folder: Path, tmp_path: Path) -> None:
+    """Random views that include the frozen encoder of whole images would leave some batches without a gradient."""
+    choose = functools.partial(train_settings, str(folder), backbone="test_resnet", changes={"weights": "none"})
+    settings = choose(stages=["1"], assignments=["recognise.epochs=2", "batch_size=4", "network.looks=2"])
+    assert settings.network.whole_encoder
+    assert settings.recognise.aims == "random"
+    train(settings, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "bundle").is_dir()
