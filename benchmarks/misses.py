@@ -1,8 +1,8 @@
 """Where a policy looks after a patch that missed: runs on `signs` beside one another, on scenes that none of them has seen.
 
     gf train signs -o runs/signs
-    gf train signs --set network.policy.place=true --stages backbone,glance,1,point,3,2 -o runs/place
-    python benchmarks/misses.py runs/signs runs/place --scenes 6000 --write docs/results.md
+    gf train signs --stages initialise,1,2,3,2 -o runs/reinforced
+    python benchmarks/misses.py runs/signs runs/reinforced --scenes 6000 --write docs/results.md
 
 All looks are taken at every scene. A patch misses a sign whose centre it does not contain. Seen again: of the patches that follow a
 miss, the share that covers more than half of the same place.
