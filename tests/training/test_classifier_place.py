@@ -125,7 +125,8 @@ def test_bundles_keep_it_and_older_ones_do_not_have_it(small_bundle: Callable[..
     bundle = small_bundle(classifier_place=True)
     loaded = gf.load(bundle.save(tmp_path / "bundle"), device="cpu")
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(loaded.predict(images, looks=3).logits, bundle.predict(images, looks=3).logits)
+    answers = [each.predict(images, looks=3).logits for each in (loaded, bundle)]
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-6)  # the layout in memory may differ
     assert loaded.settings.classifier_place
     assert not small_bundle().settings.classifier_place
 

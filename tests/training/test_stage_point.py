@@ -18,6 +18,7 @@ from glancefocus.network.model import GlanceFocus
 from glancefocus.network.modules import Encoding
 from glancefocus.settings import native, whole
 from glancefocus.training.episode import MixedGlances, play
+from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import PointSettings, TrainSettings
 from glancefocus.training.stage import Moment, TrainingContext
 from glancefocus.training.stage_aim import PointStage, pointing_loss, return_loss
@@ -224,13 +225,17 @@ def test_a_patch_is_charged_for_what_others_have_covered_in_vain(look_with: Call
     # The second one is 5 px lower and 10 px further right: 15 x 10 of its 400 px were covered.
     means = torch.tensor([[[0.0, 0.0]] * 2, [[5 / 40, 10 / 80]] * 2], requires_grad=True)
     loss = return_loss(means, looks, places, (60, 100), (native(20),))
-    assert loss.item() == pytest.approx(0.5 * (150 / 400) / 2, abs=1e-6)
+    assert loss.item() == pytest.approx((150 / 400) / 2, abs=1e-6)
     loss.backward()
     assert means.grad is not None
     assert float(means.grad[1, 0].max()) < 0, "further away is better"
     assert float(means.grad[1, 1].abs().max()) == 0
     elsewhere = torch.tensor([[[0.0, 0.0]] * 2, [[0.5, 0.5]] * 2])
     assert float(return_loss(elsewhere, looks, places, (60, 100), (native(20),))) == 0
+    # Evidence that is hardly concentrated, as in an image without an object: its place is in vain to 95 %.
+    spread = Places(places.centre, torch.tensor([0.5, 0.05]))
+    both = return_loss(means, looks, spread, (60, 100), (native(20),))
+    assert both.item() == pytest.approx((1 + 0.95) * (150 / 400) / 2, abs=1e-6)
 
 
 def test_a_policy_that_sees_nothing_learns_not_to_return(square_world: World) -> None:
@@ -329,3 +334,12 @@ def test_patches_of_several_sizes_learn_to_point_too(
         moment = Moment(0, torch.Generator().manual_seed(step), torch.arange(8), 1)
         losses.append(stage.update(batch, labels, moment)["loss"])
     assert sum(losses[-5:]) < 0.3 * sum(losses[:5])
+
+
+def test_after_stage_3_the_policy_learns_from_the_backbone_and_not_from_the_changed_focus_encoder() -> None:
+    def learns_from_backbone(stages: str) -> bool:
+        return train_settings("signs", stages=[stages]).is_taught("point")
+
+    assert learns_from_backbone("initialise,1,point,3,point")
+    assert not learns_from_backbone("initialise,1,point,3")  # until then the focus encoder of `signs` is the backbone
+    assert not learns_from_backbone("initialise,1,3")

@@ -371,9 +371,15 @@ class TrainSettings:
 
     def is_taught(self, stage: str) -> bool:
         """Whether a stage learns from the trained backbone."""
+        if stage == "point":
+            return self.is_taught("recognise") or self._points_after_finetune()
         own = getattr(self, "glance" if stage not in STAGES else stage)  # a rival is trained as the glance is
-        by_evidence = stage == "recognise" and own.aims == "evidence"
-        return by_evidence or getattr(own, "distill", 0) > 0 or (stage == "point" and self.is_taught("recognise"))
+        return getattr(own, "distill", 0) > 0 or (stage == "recognise" and own.aims == "evidence")
+
+    def _points_after_finetune(self) -> bool:
+        """Whether the policy learns places of evidence when the focus encoder, which has learnt from patches, shows them badly."""
+        before, _, after = " ".join(self.stages).partition("finetune")
+        return "backbone" in before and "point" in after
 
     def _check_teacher(self) -> None:
         """A stage that learns from the backbone must come after it."""

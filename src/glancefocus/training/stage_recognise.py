@@ -198,16 +198,12 @@ class RecogniseStage:
         return random_aims(net, generator, each_row=each_row, candidates=every if candidates is None else candidates)
 
     def _aims_in_turns(self, generator: torch.Generator) -> Policy:
-        """The policy `aims`. Where several encoders learn, each gets a look, and so gradients, of every batch.
-
-        Summed answers have no memory, so a batch whose looks all have views of a frozen encoder would have no gradient at all.
-        """
+        """The policy `aims`; each encoder that learns gets a look, and so gradients, of every batch."""
         groups = self._learning_views()
-        if len(groups) == 1 and isinstance(self.context.net.classifier, SummedClassifier):
-            return self.aims(generator, candidates=list(groups[0]))
-        if len(groups) < 2:
-            return self.aims(generator)
-        return InTurns([self.aims(generator, candidates=list(views)) for views in groups])
+        if len(groups) > 1:
+            return InTurns([self.aims(generator, candidates=list(views)) for views in groups])
+        summed = isinstance(self.context.net.classifier, SummedClassifier)
+        return self.aims(generator, candidates=list(groups[0]) if summed and groups else None)
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
