@@ -197,7 +197,7 @@ def test_recipes_are_fitted_to_a_shared_encoder() -> None:
     assert not own.finetune.freeze_glance
     assert not own.recognise.freeze_encoders
     one = train_settings("signs", network={"shared_encoder": True})
-    assert one.stages == ("backbone", "recognise", "aim", "finetune", "aim")
+    assert one.stages == ("backbone", "recognise", "point", "finetune", "point")
     two = train_settings("signs")
     assert two.glance.fresh
     assert two.finetune.freeze_glance

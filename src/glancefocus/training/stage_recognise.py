@@ -218,8 +218,7 @@ class RecogniseStage:
             return InTurns([KnownAims(net, places, each, generator, **noise) for each in views])
         return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in views])
 
-    def begin(self) -> None:
-        pass
+    def begin(self) -> None: ...
 
     def train_mode(self) -> None:
         net, with_policy = self.context.net, self.settings.point_weight > 0
