@@ -9,6 +9,7 @@ images. Train with `--rivals tuned`, or run `gf evaluate --rivals tuned` first, 
 """
 
 import argparse
+import importlib
 import math
 from pathlib import Path
 
@@ -182,9 +183,12 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("data")
     parser.add_argument("--budgets", type=float, nargs="+", help="in millions; default: 0.21 to 0.78 of the backbone")
+    parser.add_argument("--module", help="a module beside this one that registers the backbone with timm: resnet50_v1")
     parser.add_argument("--title", default="Photographs")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
+    if options.module:
+        importlib.import_module(options.module)
     tables, members = both_splits(options.run, options.data)
     backbone_macs = members["val"][0].macs
     budgets = [1e6 * each for each in options.budgets or np.linspace(0.21, 0.78, 10) * backbone_macs / 1e6]
