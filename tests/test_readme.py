@@ -63,7 +63,7 @@ CHEAPER = {
     r"gf train photos/ --resume": "",
     r"gf train photos/": f"--weights none {SMALL} {TINY} --set point.epochs=1",
     r"gf train clips/": f"--weights none {SMALL} {TINY} --set aim.epochs=1",
-    r"gf train signs": f"{SMALL} --scenes 24 24 24 {TINY} --set point.epochs=1",
+    r"gf train signs": f"{SMALL} --scenes 24 24 24 {TINY} --set aim.epochs=1",
     r"gf export .* --int8": "--max-drop 100",
 }
 """Options that make a command cheap enough for a test, for the first pattern that fits; its own options come first."""
