@@ -15,6 +15,13 @@ def test_no_backbone_of_timm_is_refused() -> None:
         refuse_misspelt(name)
 
 
+def test_a_backbone_that_a_program_has_registered_with_timm_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="no backbone named 'own_network'"):
+        refuse_misspelt("own_network")
+    monkeypatch.setitem(timm.models._registry._model_entrypoints, "own_network", timm.models.resnet18)
+    refuse_misspelt("own_network")
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [
