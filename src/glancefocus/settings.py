@@ -182,9 +182,10 @@ class NetworkSettings:
     shared_encoder  one encoder for all views, instead of one for glances and one for focus looks
     own_norms      with a shared encoder: glances and focus looks have batch norms of their own, and share all other weights
                    (beyond the paper). Small and large inputs differ in the mean and variance of their features.
-    whole_encoder  views of the whole image have an encoder of their own, which stays the plain backbone (beyond the paper; with
-                   summed answers only). A focus encoder that learns to see parts of images gets worse on whole ones. With
-                   own_norms they have batch norms of their own instead, and learn together with the other views.
+    whole_encoder  views of the whole image have an encoder of their own (beyond the paper; with summed answers only). A focus
+                   encoder that learns to see parts of images gets worse on whole ones. At full size it stays the plain
+                   backbone; for smaller views, such as whole@192 of 224 px, it learns in the stage recognise. With own_norms they
+                   have batch norms of their own instead, and learn together with the other views.
     zoom           coarse to fine (beyond the paper): the policy aims inside, or beside, the region that the last look saw, instead
                    of anywhere in the image. For large images with candidate views in steps, such as 0.25@224, 0.0625@224, 224.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
@@ -229,8 +230,13 @@ class NetworkSettings:
 
     @property
     def keeps_backbone(self) -> bool:
-        """Whether views of the whole image are seen by the plain backbone, which later stages do not train."""
-        return self.whole_encoder and not self.shared_encoder
+        """Whether views of the whole image are seen by the plain backbone, which later stages do not train.
+
+        At smaller sizes its encoder has something to learn.
+        """
+        full_px = min(self.view.height_px, self.view.width_px)
+        full_size = all(view.px >= full_px for view in self.candidates if view.is_whole)
+        return self.whole_encoder and not self.shared_encoder and full_size
 
     @property
     def glance_view(self) -> View:

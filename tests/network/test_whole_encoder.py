@@ -34,6 +34,15 @@ def test_each_view_is_seen_by_its_encoder() -> None:
     assert net.encoder_of(0) is net.focus_encoder
 
 
+def test_only_smaller_whole_images_leave_their_encoder_something_to_learn() -> None:
+    full, smaller = net_of(), net_of(focus=["0.5@32", "0.5@48", "whole@48"])
+    assert {encoder: list(views) for encoder, views in full.learning_views().items()} == {full.focus_encoder: [0]}
+    assert {encoder: list(views) for encoder, views in smaller.learning_views().items()} == {
+        smaller.focus_encoder: [0, 1],
+        smaller.whole_encoder: [2],
+    }
+
+
 def test_rows_with_different_views_are_answered_by_their_own_encoders() -> None:
     net = net_of()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))

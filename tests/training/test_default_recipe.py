@@ -71,6 +71,26 @@ def test_the_teacher_of_a_run_without_the_stage_backbone_is_its_baseline(folder:
         assert all(torch.equal(trained[name], tensor) for name, tensor in tensors.items())
 
 
+def test_the_encoder_of_smaller_whole_images_learns_from_the_backbone(folder: Path, tmp_path: Path) -> None:
+    few = ["backbone.epochs=1", "recognise.epochs=1", "recognise.encoder_lr=0.01", "network.policy.units=8"]
+    # At full size it stays the plain backbone.
+    for name in ("whole@48", "whole@64"):
+        settings = train_settings(
+            str(folder),
+            backbone="test_resnet",
+            network={"focus": ["0.8@32", "0.8@48", name]},
+            changes={"weights": "none"},
+            stages=["backbone", "1"],
+            assignments=few,
+        )
+        assert settings.network.whole_encoder
+        net = train(settings, tmp_path / name, quiet=True).net
+        assert net.whole_encoder is not None
+        plain = load_file(tmp_path / name / "backbone.safetensors")
+        same = all(torch.equal(plain[each], weight) for each, weight in net.whole_encoder.backbone.state_dict().items())
+        assert same is (name == "whole@64")
+
+
 def test_without_lessons_every_batch_of_stage_1_trains_the_focus_encoder(folder: Path, tmp_path: Path) -> None:
     """Random views that include the frozen encoder of whole images would leave some batches without a gradient."""
     choose = functools.partial(train_settings, str(folder), backbone="test_resnet", changes={"weights": "none"})

@@ -89,9 +89,20 @@ def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str
 def test_a_second_zoomed_view_needs_enough_held_out_images_for_its_thresholds() -> None:
     few, many = (Survey(("a",), {"train": {"a": 5 * n}, "val": {"a": n}}, (500,)) for n in (399, 400))
     assert fitted_sizes(few, {})["focus"] == ("0.8@128", "whole@224")
-    assert fitted_sizes(many, {})["focus"] == ("0.8@128", "0.8@160", "whole@224")
+    # The whole image is smaller than for the backbone: its encoder learns from the backbone, too.
+    assert fitted_sizes(many, {})["focus"] == ("0.8@128", "0.8@160", "whole@192")
     # 4/7 and 5/7 of 64 px are both 32 px
     assert fitted_sizes(many, {"view": {"height_px": 64, "width_px": 64}})["focus"] == ("0.8@32", "whole@64")
+
+
+@pytest.mark.parametrize(
+    ("focus", "separate"),
+    [(["0.5@112", "whole@160"], True), (["whole@160", "whole@224"], False), (["0.5@112"], False)],
+)
+def test_views_of_the_whole_image_have_an_encoder_of_their_own_beside_views_of_parts(
+    focus: list[str], separate: bool
+) -> None:
+    assert fitted_sizes(survey_of(10), {"focus": focus})["whole_encoder"] is separate
 
 
 def test_sizes_that_the_user_names_stay() -> None:

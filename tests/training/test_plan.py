@@ -13,19 +13,11 @@ from glancefocus.data.sources import Data, open_data
 from glancefocus.errors import BadRun
 from glancefocus.network.build import build
 from glancefocus.progress import duration
-from glancefocus.training import plan as plan_module
+from glancefocus.training import memory
 from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
-from glancefocus.training.plan import (
-    Plan,
-    StagePlan,
-    bytes_per_image,
-    measure_plan,
-    parts_that_fit,
-    plan_words,
-    stored_plan,
-    training_bytes,
-)
+from glancefocus.training.memory import bytes_per_image, parts_that_fit, training_bytes
+from glancefocus.training.plan import Plan, StagePlan, measure_plan, plan_words, stored_plan
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
@@ -94,7 +86,7 @@ def test_a_larger_batch_takes_more_memory_and_parts_take_less(settings: TrainSet
 
 def test_what_autograd_keeps_is_counted() -> None:
     """One 3x3 convolution keeps its input, and a ReLU behind it its output; of two images, one counts."""
-    from glancefocus.training.plan import _kept
+    from glancefocus.training.memory import _kept
 
     with torch.device("meta"):
         module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
@@ -106,16 +98,16 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(
 ) -> None:
     wide = replace(settings, batch_size=24)  # all scenes
     whole, quarter = training_bytes(wide), training_bytes(replace(wide, accumulation=4))
-    monkeypatch.setattr(plan_module, "available_bytes", lambda: quarter - plan_module.PROCESS_BYTES)
+    monkeypatch.setattr(memory, "available_bytes", lambda: quarter - memory.PROCESS_BYTES)
     assert parts_that_fit(wide, data) == (4, quarter)
-    monkeypatch.setattr(plan_module, "available_bytes", lambda: whole)
+    monkeypatch.setattr(memory, "available_bytes", lambda: whole)
     assert parts_that_fit(wide, data)[0] == 1
 
 
 def test_a_run_that_does_not_fit_in_any_number_of_parts_is_refused(
     settings: TrainSettings, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "available_bytes", lambda: -(600 << 20))
+    monkeypatch.setattr(memory, "available_bytes", lambda: -(600 << 20))
     with pytest.raises(
         BadRun, match=r"needs about 0\.\d GB of memory even for one image at a time, but 0\.1 GB are free"
     ):

@@ -10,7 +10,7 @@ from glancefocus.data.sources import default_workers
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting, UnknownName
 from glancefocus.network.presets import PRESETS
-from glancefocus.training import recipes
+from glancefocus.training import recipes, world_recipes
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.settings import AimSettings, TrainSettings
 
@@ -149,10 +149,10 @@ def test_assignments_have_types_and_override_everything_else() -> None:
 
 
 def test_an_assignment_leaves_the_recipe_as_it_was() -> None:
-    before = copy.deepcopy(recipes.WORLD_RECIPES)
+    before = copy.deepcopy(world_recipes.WORLD_RECIPES)
     changed = train_settings("signs", assignments=["point.epochs=77", "glance.lr=0.5", "data.augment.flip=false"])
     assert (changed.point.epochs, changed.glance.lr) == (77, 0.5)
-    assert before == recipes.WORLD_RECIPES
+    assert before == world_recipes.WORLD_RECIPES
     assert train_settings("signs").point.epochs == 6
 
 
@@ -182,8 +182,8 @@ def test_a_small_preset_in_the_other_world_does_not_have_the_recipe_of_its_own()
 
 
 def test_every_recipe_belongs_to_a_preset_and_a_world_that_exist() -> None:
-    assert set(recipes.WORLD_RECIPES) == set(WORLDS)
-    assert recipes.SMALL_PRESETS | set(recipes.PRESET_CHANGES) <= set(PRESETS)
+    assert set(world_recipes.WORLD_RECIPES) == set(WORLDS)
+    assert world_recipes.SMALL_PRESETS | set(recipes.PRESET_CHANGES) <= set(PRESETS)
     own_data = {name for name in PRESETS if name.endswith(("jester", "roads"))}
     assert set(recipes.PRESET_CHANGES) == own_data
 

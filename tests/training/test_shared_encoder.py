@@ -14,7 +14,7 @@ from glancefocus.errors import BadSetting
 from glancefocus.network.model import GlanceFocus
 from glancefocus.settings import ViewSettings
 from glancefocus.training.loop import build_stage
-from glancefocus.training.plan import bytes_per_image, weight_bytes
+from glancefocus.training.memory import bytes_per_image, weight_bytes
 from glancefocus.training.recipes import train_settings
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings

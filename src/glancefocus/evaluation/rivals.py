@@ -389,4 +389,5 @@ def _sources(bundle: Bundle, weights: Weights, sizes: Mapping[Size, int], own: M
     yield Source("tuned", words, net.glance_encoder, [glance], settings.glance_resize)
     if others:
         encoder = net.focus_encoder if net.whole_encoder is None else net.whole_encoder
-        yield Source("tuned", "the shared encoder" if shared else "the focus encoder", encoder, others)
+        words = "the focus encoder" if net.whole_encoder is None else "the encoder of whole images"
+        yield Source("tuned", "the shared encoder" if shared else words, encoder, others)

@@ -29,7 +29,7 @@ from glancefocus.network.modules import (
 )
 from glancefocus.network.places import UnlearntPolicy, first_region
 from glancefocus.region import Region, zoomed
-from glancefocus.settings import GLANCE, NetworkSettings, whole
+from glancefocus.settings import GLANCE, NetworkSettings, View, whole
 
 
 class Seen(NamedTuple):
@@ -286,6 +286,14 @@ class GlanceFocus(nn.Module):
         """The encoder that sees this candidate view."""
         own = self.whole_encoder if self.candidates[candidate].is_whole else None
         return self.focus_encoder if own is None else own
+
+    def learning_views(self) -> dict[Encoder, dict[int, View]]:
+        """{encoder: {number: view}} of the candidates, for each encoder that is trained on some; the plain backbone is not."""
+        found: dict[Encoder, dict[int, View]] = {}
+        for number, view in enumerate(self.candidates):
+            if not (view.is_whole and self.settings.keeps_backbone):
+                found.setdefault(self.encoder_of(number), {})[number] = view
+        return found
 
     def answer_glance(self, vector: Tensor, place: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The classifier's memory of the first look, and the first answer, by the part that the settings name."""

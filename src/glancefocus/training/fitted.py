@@ -72,6 +72,17 @@ def _sides(files: list[Path]) -> tuple[int, ...]:
 
 Recipe: TypeAlias = dict[str, Any]
 """Changes to the defaults of TrainSettings: {setting: value}, with an inner table for each stage."""
+
+
+def merged(recipe: Recipe, changes: Recipe) -> Recipe:
+    """A recipe with changes; the table of a stage keeps the values that are not changed."""
+    result = dict(recipe)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = merged(result[name], value) if both else value
+    return result
+
+
 Effort = Literal["quick", "usual", "thorough"]
 
 # Small, accurate (75 % on ImageNet), and made of plain convolutions, which every runtime and phone computes fast.
@@ -103,6 +114,7 @@ LARGE, HALF_SIZE = 1.5, 0.6
 EFFORTS: dict[Effort, float] = {"quick": 1 / 3, "usual": 1.0, "thorough": 3.0}
 EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorter side
 ZOOMED_SHARES = (4 / 7, 5 / 7)  # sides of such squares in px, as shares of the image's side: 128 and 160 px of 224
+WHOLE_SHARE = 6 / 7  # side of the whole image as a last look that learns from the backbone: 192 px of 224
 LEAST_FOR_TWO = 400  # held-out images: thresholds for another view, chosen on fewer, do not hold on new images
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
 ADAMW_RATE = 5e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
@@ -140,15 +152,17 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
         return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(_part_of(shorter)),)}
     # Photographs: a square around the object at one or two resolutions, and the whole image for what is still undecided.
     if not {"focus", "patch_px"} & network.keys():
-        shares = ZOOMED_SHARES if survey.count("val") >= LEAST_FOR_TWO else ZOOMED_SHARES[:1]
-        zoomed = dict.fromkeys(f"{EXTENT:g}@{_part_of(shorter, share)}" for share in shares)
-        sizes["focus"] = (*zoomed, f"whole@{shorter}")
+        many = survey.count("val") >= LEAST_FOR_TWO
+        zoomed = {_part_of(shorter, share) for share in (ZOOMED_SHARES if many else ZOOMED_SHARES[:1])}
+        whole_px = max(_part_of(shorter, WHOLE_SHARE), *zoomed) if many else shorter
+        sizes["focus"] = (*(f"{EXTENT:g}@{px}" for px in sorted(zoomed)), f"whole@{whole_px}")
     if "classifier" not in network:
         sizes["classifier"] = "summed"
-        whole = [name for name in sizes.get("focus", network.get("focus", ())) if str(name).startswith("whole@")]
-        # At full size it is the backbone itself, and has nothing more to learn.
+        focus = sizes.get("focus", network.get("focus", ()))
+        whole = [name for name in focus if str(name).startswith("whole@")]
         one_for_all = network.get("shared_encoder", False) and not network.get("own_norms", False)
-        sizes["whole_encoder"] = bool(whole) and set(whole) == {f"whole@{shorter}"} and not one_for_all
+        # Without views of parts the focus encoder is the one for whole images.
+        sizes["whole_encoder"] = 0 < len(whole) < len(focus) and not one_for_all
     return sizes
 
 

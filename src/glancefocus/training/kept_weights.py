@@ -63,60 +63,65 @@ def calibrated_loss(answers: Tensor, labels: Tensor) -> float:
     return float(F.cross_entropy(answers / best_temperature(answers, labels), labels))
 
 
-def kept_words(stage: str, share: float) -> str | None:
-    """A sentence for the journal; None: the stage keeps what it learnt."""
+def kept_words(part: str, share: float) -> str | None:
+    """A sentence for the journal; None: the part keeps what it learnt."""
     if share == 1:
         return None
     if share == 0:
-        return f"{stage}: the weights of the backbone are better on held-out images than what was learnt, and are kept."
+        return f"{part}: the weights of the backbone are better on held-out images than what was learnt, and are kept."
     return (
-        f"{stage}: a mix of what was learnt ({100 * share:.0f} %) and of the backbone's weights is best on held-out images, and is "
+        f"{part}: a mix of what was learnt ({100 * share:.0f} %) and of the backbone's weights is best on held-out images, and is "
         "kept."
     )
 
 
-def keep_best_focus(context: TrainingContext, teacher: Teacher, settings: RecogniseSettings) -> str | None:
-    """The same for the focus encoder after stage I; returns a sentence for the journal.
+def keep_best_encoders(context: TrainingContext, teacher: Teacher, settings: RecogniseSettings) -> str | None:
+    """The same for each encoder that learnt candidate views in stage I; returns sentences for the journal.
 
     Only where the encoders' own heads give the answers: other classifiers have learnt to read the features as they are.
     """
     net = context.net
-    views = {number: view for number, view in enumerate(net.candidates) if net.encoder_of(number) is net.focus_encoder}
-    if not isinstance(net.classifier, SummedClassifier) or net.settings.shared_encoder or not views:
+    groups = net.learning_views()
+    if not isinstance(net.classifier, SummedClassifier) or net.settings.shared_encoder or not groups:
         return None
     net.eval()
-    encoder, at_once = net.focus_encoder, seen_at_once(net.settings)
+    at_once, said = seen_at_once(net.settings), []
     with interruptible():
+        views = {number: view for each in groups.values() for number, view in each.items()}
         seen, labels = _held_out_views(context, teacher, views, settings)
+        for encoder, own in groups.items():
 
-        def loss() -> float:
-            total = 0.0
-            for images in seen:
-                answers = [encoder.own_head(encoder(some).vector).float() for some in torch.split(images, at_once)]
-                total += calibrated_loss(torch.cat(answers), labels)
-            return total
+            def loss(encoder: Encoder = encoder, own: dict[int, View] = own) -> float:
+                total = 0.0
+                for number in own:
+                    parts = torch.split(seen[number], at_once)
+                    answers = [encoder.own_head(encoder(some).vector).float() for some in parts]
+                    total += calibrated_loss(torch.cat(answers), labels)
+                return total
 
-        return kept_words("recognise", keep_best_between(teacher.encoder, encoder, loss))
+            share = keep_best_between(teacher.encoder, encoder, loss)
+            said.append(kept_words(f"recognise, {' and '.join(view.name for view in own.values())}", share))
+    return " ".join(filter(None, said)) or None
 
 
 @torch.no_grad()
 def _held_out_views(
     context: TrainingContext, teacher: Teacher, views: Mapping[int, View], settings: RecogniseSettings
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[dict[int, Tensor], Tensor]:
     """What is seen of the held-out images in each of these views, aimed as in training, and (N,) the labels."""
     net, split = context.net, context.data.val
     device, generator = context.accelerator.device, torch.Generator().manual_seed(0)
     rows = range(len(split))[:: -(-len(split) // MOST_HELD_OUT)]
     order = [[rows[i] for i in batch] for batch in in_order(len(rows), seen_at_once(net.settings))]
-    seen: list[list[Tensor]] = [[] for _ in views]
+    seen: dict[int, list[Tensor]] = {number: [] for number in views}
     truth = []
     for images, labels in scene_batches(split, net.settings.view, order, None, context.workers):
         scene = as_batch(images.to(device), net.settings.view)
         places = teacher.see(images.to(device), labels.to(device)).places
         glance, image_hw = net.glance(scene), (int(images.shape[-2]), int(images.shape[-1]))
-        for found, (number, view) in zip(seen, views.items(), strict=True):
+        for number, view in views.items():
             noise = {"deviation": settings.deviation, "random_share": settings.random_share}
             aim = TaughtAims(places, image_hw, {number: view}, generator, **noise).aim(glance)
-            found.append(scene.view(Region(view, None if view.is_whole else aim.where)))
+            seen[number].append(scene.view(Region(view, None if view.is_whole else aim.where)))
         truth.append(labels.to(device))
-    return [torch.cat(found) for found in seen], torch.cat(truth)
+    return {number: torch.cat(found) for number, found in seen.items()}, torch.cat(truth)

@@ -1,18 +1,16 @@
 """From options to settings: the recipe that belongs to the preset and the kind of data, then what the user named.
 
     data            network                           recipe
-    built-in world  the preset that was made for it   WORLD_RECIPES
+    built-in world  the preset that was made for it   its own, see world_recipes.py
     built-in world  any backbone, or a paper preset   the paper's, for the family of the backbone
     your own data   a paper preset                    the paper's, for the family of the backbone
     your own data   any backbone, or a small preset   fitted to the number and the size of the images, see fitted.py
 
-A recipe is a table of changes to the defaults of TrainSettings. The paper's numbers are for ImageNet and pretrained networks; with
-others a small network learns a built-in world from random initialisation in minutes.
+A recipe is a table of changes to the defaults of TrainSettings. The paper's numbers are for ImageNet and pretrained networks.
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from glancefocus.data.sources import DataSettings, classes_of
@@ -31,11 +29,19 @@ from glancefocus.training.fitted import (
     Recipe,
     fitted_recipe,
     fitted_sizes,
+    merged,
     survey,
 )
 from glancefocus.training.large_recipes import fit_to_large, network_for_zoom, wide_signs_recipe
 from glancefocus.training.setting_checks import fit_to_rules, fit_to_shared_encoder, refuse_unused
 from glancefocus.training.settings import STAGES, AimSettings, TrainSettings
+from glancefocus.training.world_recipes import (
+    SMALL_PRESETS,
+    WORLD_RECIPES,
+    draw_at_the_size_of_the_view,
+    world_network,
+    world_recipe,
+)
 from glancefocus.values import from_plain, to_plain
 
 NO_WEIGHTS = "none"
@@ -117,116 +123,6 @@ _ADAPT: Recipe = {"epochs": 10, "lr": 0.01, "optimizer": "sgd", "warmup": 0.0, "
 ADAPT_RECIPE: Recipe = {"backbone": _ADAPT, "glance": _ADAPT}
 
 
-FRESH_GLANCE: Recipe = {"lr": 4e-3, "optimizer": "adamw", "weight_decay": 0.05, "warmup": 0.2, "fresh": True}
-
-SIGNS_RECIPE: Recipe = {
-    "rounds": 2,
-    "batch_size": 32,
-    "backbone": {"epochs": 6, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15},
-    "small": {"epochs": 5, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 160, "scenes": [4000, 300]},
-    "small_glance": {**FRESH_GLANCE, "epochs": 6, "side_px": 160, "scenes": [4000, 300]},
-    "glance": {**FRESH_GLANCE, "epochs": 5},
-    "recognise": {"epochs": 3, "classifier_lr": 0.1, "freeze_encoders": True},
-    "aim": {"epochs": 5},
-    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "deviation": 0.0},
-}
-
-# With one candidate view, aims must be exact. Supervision by the backbone's evidence (stage point) gets there in fewer epochs than
-# reinforcement, and with place memory the policy also learns to look elsewhere after a patch that missed; for that, half of the
-# glances are mixed with others, so that there are enough misses to learn from. Finetune leaves the glance encoder unchanged (the
-# policy sees its feature maps), and the policy is trained once more at the end, because the focus encoder has changed.
-ONE_SIZE_CHANGES: Recipe = {
-    "stages": ["backbone", "glance", "recognise", "point", "finetune", "point"],
-    "rounds": 1,
-    "backbone": {"epochs": 4},
-    "glance": {"epochs": 6},
-    "recognise": {"epochs": 2},
-    "point": {"epochs": 6, "mixed_glances": 0.5, "return_weight": 1.0},
-    "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
-    "finetune": {"epochs": 4, "freeze_glance": True},
-    "data": {"scenes": [5000, 500, 1000]},
-}
-PLACE_MEMORY: Recipe = {"policy": {"place": True}}
-WITHOUT_PLACE_MEMORY: Recipe = {"point": {"mixed_glances": 0.0, "return_weight": 0.0}}
-
-LARGE_SIDE_PX = 320
-"""Scenes with a shorter side of at least this have a recipe of their own, unless the user names the stages."""
-
-
-def large_signs_changes(side_px: int) -> Recipe:
-    """For scenes in which a sign covers a thousandth of the pixels.
-
-    There, labels alone teach a glance little, and reinforcement rarely finds a sign by chance. So the backbone, which first learns
-    to read signs in small scenes, shows the glance encoder and the policy where they are; the policy is trained last.
-
-    side_px  the shorter side of the scenes
-    """
-    return {
-        "stages": ["small", "backbone", "glance", "recognise", "point", "finetune", "aim"],
-        "batch_size": 16,
-        "small": {"side_px": side_px // 3, "lr": 0.05},
-        "backbone": {"epochs": 1, "lr": 0.03},
-        "glance": {"epochs": 20, "evidence_weight": 3.0},
-        "recognise": {"epochs": 1},
-        "point": {"epochs": 6},
-        "finetune": {"epochs": 5, "deviation": 0.02, "mistaken_glances": 0.15},
-        "aim": {"epochs": 2, "judge": "own_head", "lr": 1e-4, "deviation": 0.03, "deviation_end": 0.02},
-        "data": {"scenes": [4000, 400, 1000], "augment": {"shift_px": side_px // 20}},
-    }
-
-
-# A glance is too small to show the mark of a gesture: its encoder learns whether a disc is amber, and so where to look. A network
-# with random weights does not learn motion from whole clips; it does from small ones, and then continues with whole ones.
-GESTURES_RECIPE: Recipe = {
-    "stages": ["small", "backbone", "glance", "recognise", "aim", "finetune", "aim"],
-    "batch_size": 16,
-    "small": {"epochs": 15, "lr": 0.05, "weight_decay": 5e-4, "warmup": 0.15, "side_px": 64, "scenes": [1200, 120]},
-    "backbone": {"epochs": 2, "lr": 0.03, "weight_decay": 5e-4, "warmup": 0.1},
-    "small_glance": {**FRESH_GLANCE, "epochs": 6, "side_px": 64, "scenes": [1200, 120]},
-    "glance": {**FRESH_GLANCE, "epochs": 4},
-    "recognise": {"epochs": 3, "classifier_lr": 0.05, "freeze_encoders": True},
-    "aim": {"epochs": 5, "deviation_end": 0.05, "lr_end": 5e-5},
-    "finetune": {"epochs": 3, "encoder_lr": 0.01, "classifier_lr": 0.02, "freeze_glance": True, "deviation": 0.05},
-    "data": {"scenes": [2500, 300, 1000]},
-}
-
-
-@dataclass(frozen=True)
-class WorldRecipe:
-    """The recipe of one preset in one built-in world.
-
-    usual    changes to the paper's settings for the family
-    large    side of large scenes in px -> further changes for them; None: the same recipe for every size
-    network  changes to the network of the preset, which the usual recipe needs; large scenes do not get them
-    """
-
-    usual: Recipe
-    large: Callable[[int], Recipe] | None = None
-    network: Recipe = field(default_factory=dict)
-
-
-def merged(recipe: Recipe, changes: Recipe) -> Recipe:
-    """A recipe with changes; the table of a stage keeps the values that are not changed."""
-    result = dict(recipe)
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = merged(result[name], value) if both else value
-    return result
-
-
-WORLD_RECIPES: dict[str, dict[str, WorldRecipe]] = {
-    "signs": {
-        "gf-mini-48": WorldRecipe(merged(SIGNS_RECIPE, ONE_SIZE_CHANGES), large_signs_changes, PLACE_MEMORY),
-        "gf-ms-mini-48": WorldRecipe(SIGNS_RECIPE),
-    },
-    "gestures": {"gf-tsm-mini-40": WorldRecipe(GESTURES_RECIPE)},
-}
-"""{world: {preset: recipe}}; the first preset of a world is the one that is trained there if the user names no network."""
-
-SMALL_PRESETS = {preset for recipes in WORLD_RECIPES.values() for preset in recipes}
-"""Presets that are not the paper's. Outside their world their settings are fitted to the data."""
-
-
 def train_settings(
     source: str,
     *,
@@ -254,7 +150,9 @@ def train_settings(
     network |= network_for_zoom(source, preset, network, assignments or [])
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
-    asked = network_settings(preset, backbone=backbone, **network)
+    # Sizes are checked below: those that the user did not name may be fitted to the data.
+    sizes = {"glance_px", "focus", "patch_px"} if _is_fitted(source, preset) else set()
+    asked = network_settings(preset, backbone=backbone, **{name: network[name] for name in network.keys() - sizes})
     check_backbone(asked.backbone)  # before any data is read
     _choose_weights(changes, source, preset, asked.backbone)
     pretrained = changes.get("weights") is not None
@@ -267,11 +165,11 @@ def train_settings(
             network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
         network["view"] = {"fit": "whole", **network.get("view", {})}
-        network = merged(_world_network(source, preset, asked), network)
+        network = merged(world_network(source, preset, asked), network)
     classes = len(classes_of(source, asked.frames) if fitting is None else fitting.survey.classes)
     chosen = network_settings(preset, backbone=backbone, classes=classes, **network)
     if source in WORLDS:
-        _draw_at_the_size_of_the_view(source, chosen, data)
+        draw_at_the_size_of_the_view(source, chosen, data)
 
     recipe = _recipe(
         source, preset, chosen, fitting, pretrained=pretrained, own_stages=stages is not None, effort=effort
@@ -333,7 +231,7 @@ def _recipe(
     recipe = merged(recipe, PRESET_CHANGES.get(preset or "", {}))
     if fitting is not None:
         return merged(recipe, fitted_recipe(fitting, min(network.view.height_px, network.view.width_px)))
-    recipe = merged(recipe, _world_recipe(source, preset, network, own_stages=own_stages))
+    recipe = merged(recipe, world_recipe(source, preset, network, own_stages=own_stages))
     recipe = merged(recipe, wide_signs_recipe(source, network))
     # The epochs and rates for clips assume pretrained weights already.
     if preset is not None and pretrained and network.frames == 1:
@@ -346,40 +244,6 @@ def _is_fitted(source: str, preset: str | None) -> bool:
     if preset is None:
         return source not in WORLDS
     return preset in SMALL_PRESETS and preset not in WORLD_RECIPES.get(source, {})
-
-
-def _world_recipe(source: str, preset: str | None, network: NetworkSettings, *, own_stages: bool) -> Recipe:
-    """The recipe of a preset in its built-in world; empty for any other network or data."""
-    found = WORLD_RECIPES.get(source, {}).get(preset or "")
-    if found is None:
-        return {}
-    recipe = found.usual
-    if found.large is not None and _is_large(network) and not own_stages:
-        recipe = merged(recipe, found.large(_shorter_px(network)))
-    return recipe if network.policy.place else merged(recipe, WITHOUT_PLACE_MEMORY)
-
-
-def _world_network(source: str, preset: str | None, network: NetworkSettings) -> Recipe:
-    """Changes to the network of a preset in its built-in world, which its recipe there needs; large scenes have none."""
-    found = WORLD_RECIPES.get(source, {}).get(preset or "")
-    if found is None or _is_large(network) or network.zoom or network.policy.kind != "learnt":
-        return {}
-    return found.network
-
-
-def _is_large(network: NetworkSettings) -> bool:
-    return _shorter_px(network) >= LARGE_SIDE_PX
-
-
-def _shorter_px(network: NetworkSettings) -> int:
-    return min(network.view.height_px, network.view.width_px)
-
-
-def _draw_at_the_size_of_the_view(source: str, network: NetworkSettings, data: dict[str, Any]) -> None:
-    """Scenes of a built-in world are drawn at the size that the network looks at, so none is resized."""
-    data.setdefault("workers", 0)
-    drawn = {"height": network.view.height_px, "width": network.view.width_px, **data.get(source, {})}
-    data[source] = drawn if source == "signs" else {"frames": max(3, network.frames), **drawn}
 
 
 def _with_effort(recipe: Recipe, effort: Effort) -> Recipe:

@@ -50,7 +50,8 @@ from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_wei
 from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
 from glancefocus.training.large_recipes import accuracy_after_look, check_regions
 from glancefocus.training.loop import TrainingLoop, build_stage
-from glancefocus.training.plan import Plan, measure_plan, parts_that_fit, plan_words, stored_plan
+from glancefocus.training.memory import parts_that_fit
+from glancefocus.training.plan import Plan, measure_plan, plan_words, stored_plan
 from glancefocus.training.run_folder import (
     BACKBONE_FILE,
     BUNDLE_FOLDER,

@@ -30,7 +30,7 @@ from glancefocus.training.episode import (
     accuracy_after,
     play,
 )
-from glancefocus.training.kept_weights import keep_best_focus
+from glancefocus.training.kept_weights import keep_best_encoders
 from glancefocus.training.known_places import KnownAims, check_known, places_in, region_loss
 from glancefocus.training.settings import JointSettings, RecogniseSettings
 from glancefocus.training.stage import (
@@ -170,18 +170,17 @@ class RecogniseStage:
         net = self.context.net
         if not isinstance(net.classifier, SummedClassifier):
             return net.settings.looks
-        groups = self._learning_views()
-        looks = min(net.settings.looks, 1 + sum(map(len, groups)))
-        return looks if len(groups) < 2 else max(looks, 1 + len(groups))
+        turns = self._turns()
+        looks = 1 + sum(map(len, turns))
+        return min(net.settings.looks, looks) if len(turns) < 2 else looks
 
-    def _learning_views(self) -> list[dict[int, View]]:
-        """{number: view} of the candidates that are trained, for each encoder that sees some."""
-        net = self.context.net
-        groups: dict[Encoder, dict[int, View]] = {}
-        for number, view in enumerate(net.candidates):
-            if not (view.is_whole and net.settings.keeps_backbone):
-                groups.setdefault(net.encoder_of(number), {})[number] = view
-        return list(groups.values())
+    def _turns(self) -> list[dict[int, View]]:
+        """{number: view} of the candidates that each focus look of a batch is drawn from.
+
+        Where several encoders learn, each look shows one view, so that every encoder gets gradients from every batch.
+        """
+        groups = self.context.net.learning_views().values()
+        return list(groups) if len(groups) < 2 else [{each: views[each]} for views in groups for each in views]
 
     def aims(
         self, generator: torch.Generator, each_row: bool = False, candidates: Sequence[int] | None = None
@@ -198,12 +197,12 @@ class RecogniseStage:
         return random_aims(net, generator, each_row=each_row, candidates=every if candidates is None else candidates)
 
     def _aims_in_turns(self, generator: torch.Generator) -> Policy:
-        """The policy `aims`; each encoder that learns gets a look, and so gradients, of every batch."""
-        groups = self._learning_views()
-        if len(groups) > 1:
-            return InTurns([self.aims(generator, candidates=list(views)) for views in groups])
+        """The policy `aims`, with the views that learn."""
+        turns = self._turns()
+        if len(turns) > 1:
+            return InTurns([self.aims(generator, candidates=list(views)) for views in turns])
         summed = isinstance(self.context.net.classifier, SummedClassifier)
-        return self.aims(generator, candidates=list(groups[0]) if summed and groups else None)
+        return self.aims(generator, candidates=list(turns[0]) if summed and turns else None)
 
     def learning_aims(
         self, generator: torch.Generator, image_hw: tuple[int, int] = (0, 0), places: Places | None = None
@@ -213,10 +212,10 @@ class RecogniseStage:
         if places is None or settings.aims == "random":
             return self._aims_in_turns(generator)
         noise = {"deviation": settings.deviation, "random_share": settings.random_share}
-        net, views = self.context.net, self._learning_views()
+        net, turns = self.context.net, self._turns()
         if settings.aims == "known":
-            return InTurns([KnownAims(net, places, each, generator, **noise) for each in views])
-        return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in views])
+            return InTurns([KnownAims(net, places, each, generator, **noise) for each in turns])
+        return InTurns([TaughtAims(places, image_hw, each, generator, **noise) for each in turns])
 
     def begin(self) -> None: ...
 
@@ -243,7 +242,7 @@ class RecogniseStage:
             return []
         if net.settings.shared_encoder:  # all of them use its weights
             return list(dict.fromkeys([net.glance_encoder, *map(net.encoder_of, range(len(net.candidates)))]))
-        return [net.focus_encoder] if settings.freeze_glance else [net.glance_encoder, net.focus_encoder]
+        return [*([] if settings.freeze_glance else [net.glance_encoder]), *net.learning_views()]
 
     def update(self, images: Tensor, labels: Tensor, moment: Moment) -> Numbers:
         set_rates(self.optimizer, moment.progress, self.settings.warmup)
@@ -269,7 +268,7 @@ class RecogniseStage:
         self.glances.forget()
         # Stage III continues from weights that are not the teacher's.
         learnt = self.name == "recognise" and not self.settings.freeze_encoders
-        said = keep_best_focus(self.context, self.teacher, self.settings) if learnt and self.teacher else None
+        said = keep_best_encoders(self.context, self.teacher, self.settings) if learnt and self.teacher else None
         weigh_looks(self.context)
         return said
 

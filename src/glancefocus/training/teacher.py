@@ -93,6 +93,11 @@ def largest_extent_px(views: Sequence[View], image_hw: tuple[int, int]) -> int:
     return max((view.extent_px(*image_hw) for view in views if not view.is_whole), default=min(image_hw))
 
 
+def not_fp16(context: TrainingContext, images: Tensor) -> torch.autocast:
+    """The precision of the run, but full precision instead of fp16: answers of a backbone may overflow there."""
+    return torch.autocast(images.device.type, torch.bfloat16, enabled=context.settings.precision == "bf16")
+
+
 class BackboneEvidence:
     """The places where the focus encoder, seeing whole images, finds its evidence for the label.
 
@@ -143,11 +148,11 @@ class BackboneEvidence:
         return Places(known.centre, known.weight)
 
     def _see(self, images: Tensor, labels: Tensor) -> Places:
-        """The places of these images, computed in batches that fit the memory; in full precision, since fp16 may overflow."""
+        """The places of these images, computed in batches that fit the memory."""
         net = self.context.net
         at_once = seen_at_once(net.settings)
         found: list[Places] = []
-        with torch.autocast(images.device.type, enabled=False):
+        with not_fp16(self.context, images):
             for some, some_labels in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
                 whole = as_batch(some, net.settings.view).whole
                 evidence = net.focus_encoder.evidence(whole, some_labels)
@@ -238,15 +243,14 @@ class Teacher:
         """The lesson of any images."""
         settings = self.context.net.settings
         found: list[tuple[Tensor, Places]] = []
-        # In full precision, since fp16 may overflow.
-        with torch.autocast(images.device.type, enabled=False):
+        with not_fp16(self.context, images):
             at_once = seen_at_once(settings)
             for some, some_labels in zip(torch.split(images, at_once), torch.split(labels, at_once), strict=True):
                 whole = as_batch(some, settings.view).whole
                 image_hw = int(whole.shape[-2]), int(whole.shape[-1])
                 answers, evidence = self.encoder.answers_and_evidence(whole, some_labels)
                 extent_px = largest_extent_px(settings.candidates, image_hw)
-                found.append((answers, strongest_places(evidence, image_hw, extent_px)))
+                found.append((answers.float(), strongest_places(evidence, image_hw, extent_px)))
         centres, weights = ([places[part] for _, places in found] for part in (0, 1))
         return Lesson(torch.cat([answers for answers, _ in found]), Places(torch.cat(centres), torch.cat(weights)))
 
