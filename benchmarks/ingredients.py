@@ -3,15 +3,19 @@
     gf train photos.csv --weights weights.pth -o runs/photos
     python benchmarks/ingredients.py runs/photos photos.csv --write docs/results.md
 
-All variants learn from the backbone of the run, and repeat its stages after the backbone with one thing changed. Each is measured
-within the same budgets, with thresholds that are chosen without the image that they judge (cross-fitting).
+All variants learn from the backbone of the run. They repeat its stages after the backbone with one thing changed, or continue a
+copy of the run with one more stage. Each is measured within the same budgets, with thresholds that are chosen without the image
+that they judge (cross-fitting).
 """
 
 import argparse
 import json
-import subprocess
+import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,53 +27,90 @@ from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.cascades import FOLDS
 from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import cross_fitted_exits
+from glancefocus.training.fitted import WHOLE_SHARE, fitted_side
+from glancefocus.training.run import train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, settings_of
 from glancefocus.training.settings import TrainSettings
 
-GF = [sys.executable, "-m", "glancefocus.cli.main"]
 SHARES = (0.25, 0.35, 0.5, 0.7)
 """Budgets, as shares of the cost of the backbone on the whole image."""
 
 
-def variants(settings: TrainSettings) -> dict[str, list[str]]:
-    """{ingredient: options of the run without it}; the first is the run as it is."""
+@dataclass(frozen=True)
+class Variant:
+    """A run without one ingredient.
+
+    without    the ingredient
+    change     the settings of the run -> those of the variant
+    continues  a copy of the finished run goes on with the stages that are added; otherwise everything after the backbone is trained
+               again
+    """
+
+    without: str
+    change: Callable[[TrainSettings], TrainSettings]
+    continues: bool = False
+
+
+def changed(settings: TrainSettings, stages: tuple[str, ...] | None = None, **tables: dict[str, Any]) -> TrainSettings:
+    """The settings with other stages, and with changes to these tables; `policy` is that of the network."""
+    if policy := tables.pop("policy", None):
+        tables["network"] = {"policy": replace(settings.network.policy, **policy), **tables.get("network", {})}
+    parts = {name: replace(getattr(settings, name), **table) for name, table in tables.items()}
+    return replace(settings, stages=settings.stages if stages is None else stages, **parts)
+
+
+def variants(settings: TrainSettings) -> list[Variant]:
+    """The run as it is learns in the stages glance, recognise and point."""
     views = settings.network.candidates
-    zoomed, whole = ([view.name for view in views if view.is_whole is kind] for kind in (False, True))
+    zoomed, whole = (tuple(view.name for view in views if view.is_whole is kind) for kind in (False, True))
     middle = f"whole@{max(view.px for view in views if not view.is_whole)}"
-    usual = ["--focus", *zoomed, *whole]
-    stages = ["--stages", "glance,1,point"]
-    return {
-        "the recipe": [*usual, *stages],
-        "distillation": [*usual, *stages, "--set", "glance.distill=0", "--set", "recognise.distill=0"],
-        "views of the whole image": ["--focus", *zoomed, *stages],
-        f"zoomed views ({middle} instead)": ["--focus", middle, *whole, "--stages", "glance,1"],
-        "place memory": [*usual, *stages, "--set", "network.policy.place=false"],
-        "evidence aims (random places in stage I, PPO alone)": [
-            *(*usual, "--stages", "glance,1,2", "--set", "recognise.aims=random"),
-        ],
-        "no PPO (PPO added after the stage point)": [*usual, "--stages", "glance,1,point,2"],
-        "summed answers (a recurrent classifier instead)": [*usual, *stages, "--set", "network.classifier=recurrent"],
-    }
-
-
-def train(run: Path, data: str, options: list[str], folder: Path) -> None:
-    """Train one variant; one that is done already is left as it is."""
-    settings, backbone = settings_of(run), str(run / BACKBONE_FILE)
-    side, glance = settings.network.view.height_px, settings.network.glance_px
-    words = [*GF, "train", data, "--weights", backbone, "--teacher", backbone, "--rivals", "none", "-o", str(folder)]
-    words += [
-        "--source-px",
-        str(side),
-        "--glance-px",
-        str(glance),
-        "--set",
-        f"data.val_share={settings.data.val_share}",
+    smaller = f"whole@{fitted_side(min(settings.network.view.height_px, settings.network.view.width_px), WHOLE_SHARE)}"
+    learn = settings.stages
+    no_zoom = {"focus": (middle, *whole), "whole_encoder": False}
+    no_evidence = {"aims": "random"}
+    return [
+        Variant("distillation", lambda s: changed(s, glance={"distill": 0.0}, recognise={"distill": 0.0})),
+        Variant("views of the whole image", lambda s: changed(s, network={"focus": zoomed, "whole_encoder": False})),
+        Variant(
+            f"zoomed views ({middle} instead)",
+            lambda s: changed(s, tuple(name for name in learn if name != "point"), network=no_zoom),
+        ),
+        Variant(
+            f"the whole image at full size ({smaller} instead, which learns)",
+            lambda s: changed(s, network={"focus": (*zoomed, smaller)}),
+        ),
+        Variant("place memory", lambda s: changed(s, policy={"place": False})),
+        Variant(
+            "evidence aims (random places in stage I, then PPO alone)",
+            lambda s: changed(s, (*(n for n in learn if n != "point"), "aim"), recognise=no_evidence),
+        ),
+        Variant("the stage point (PPO alone instead)", lambda s: changed(s, (*learn[:-1], "aim"))),
+        Variant("leaving out PPO (added after the stage point)", lambda s: changed(s, (*learn, "aim")), continues=True),
+        Variant(
+            "summed answers (a recurrent classifier instead)",
+            lambda s: changed(s, network={"classifier": "recurrent", "whole_encoder": False}),
+        ),
     ]
-    words += ["--set", f"glance.epochs={settings.glance.epochs}", *options]
-    words += ["--set", f"recognise.epochs={settings.recognise.epochs}"]
-    done = subprocess.run(words, check=False, stdout=sys.stderr)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} ended with {done.returncode}")
+
+
+def after_the_backbone(run: Path) -> TrainSettings:
+    """The settings of the run for everything after its backbone, which is the teacher."""
+    settings, backbone = settings_of(run), str(run / BACKBONE_FILE)
+    stages = tuple(name for name in settings.stages if name != "backbone")
+    return replace(settings, weights=backbone, teacher=backbone, rivals="none", stages=stages)
+
+
+def train_variant(run: Path, variant: Variant, folder: Path) -> None:
+    """Train one variant, or go on with it; one that is done already is left as it is."""
+    if (folder / BUNDLE_FOLDER).exists() and not variant.continues:
+        return
+    if variant.continues:
+        if not folder.exists():
+            shutil.copytree(run, folder)
+        settings = variant.change(replace(settings_of(run), rivals="none"))
+    else:
+        settings = variant.change(after_the_backbone(run))
+    train(settings, folder)
 
 
 def right_within(run: Path, data: str) -> tuple[list[NDArray[np.bool_]], list[float], list[float]]:
@@ -93,22 +134,24 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     place = options.output or options.run.with_name(f"{options.run.name}-without")
-    rows = [
-        ["without", *(f"{100 * share:.0f} % of the backbone's cost" for share in SHARES), "mean difference, points"]
-    ]
+    settings = after_the_backbone(options.run)
+    runs = {"(the recipe as it is)": options.run}
+    for number, variant in enumerate(variants(settings), start=1):
+        if not options.only or any(word in variant.without for word in options.only):
+            train_variant(options.run, variant, folder := place / str(number))
+            runs[variant.without] = folder
+    budgets = [f"{100 * share:.0f} % of the backbone's cost" for share in SHARES]
+    rows = [["without", *budgets, "mean difference, points", "after each look, %"]]
     first: NDArray[np.float64] | None = None
-    for number, (name, words) in enumerate(variants(settings_of(options.run)).items()):
-        if number > 0 and options.only and not any(word in name for word in options.only):
-            continue
-        folder = place / str(number)
-        train(options.run, options.data, words, folder)
+    for name, folder in runs.items():
         right, costs, after_look = right_within(folder, options.data)
         mean = np.mean(right, axis=0)
         cells = [f"{100 * each.mean():.1f} ({cost / 1e6:.0f}M)" for each, cost in zip(right, costs, strict=True)]
-        rows.append([name, *cells, "" if first is None else difference(mean, first)])
+        looks = " / ".join(f"{100 * accuracy:.1f}" for accuracy in after_look)
+        rows.append([name, *cells, "" if first is None else difference(mean, first), looks])
         first = mean if first is None else first
-        print(json.dumps({"without": name, "after_look": after_look, "options": words}), file=sys.stderr)
-        print(markdown_table(rows), flush=True)
+        print(json.dumps({"without": name, "after_look": after_look}), file=sys.stderr)
+    print(markdown_table(rows), flush=True)
     images = 0 if first is None else len(first)
     text = (
         f"{markdown_table(rows)}\n\nAccuracy in %, on {images:,} validation images, thresholds by cross-fitting; in brackets "

@@ -6,6 +6,7 @@ import json
 import math
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from glancefocus.evaluation.wall_clock import Timing
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import make_up_weights
+from glancefocus.training.recipes import train_settings
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -410,3 +412,39 @@ def test_a_row_of_unseen_photographs_is_what_gf_evaluate_found(monkeypatch: pyte
     row = unseen.row_of("birds", 280, findings)
     assert row == ["birds", "280", "1,200", "50.0 / 75.0", "72.5", "120", "74.0", "384", "73.5", "-1.0 (-2.0 to +0.5)"]
     assert len(row) == len(unseen.HEAD)
+
+
+@pytest.fixture
+def ingredients(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("ingredients")
+
+
+def test_each_variant_leaves_out_one_ingredient(ingredients: types.ModuleType, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (64, 64), (40 * number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    settings = train_settings(
+        str(tmp_path),
+        backbone="test_resnet",
+        network={"glance_px": 32, "focus": ["0.8@64", "whole@128"]},
+        changes={"weights": "none", "teacher": "backbone.safetensors"},
+        stages=["glance", "1", "point"],
+    )
+    settings = replace(settings, glance=replace(settings.glance, distill=0.7))
+    found = {variant.without: variant.change(settings) for variant in ingredients.variants(settings)}
+    assert found["distillation"] == replace(
+        settings, glance=replace(settings.glance, distill=0.0), recognise=replace(settings.recognise, distill=0.0)
+    )
+    assert found["views of the whole image"].network.focus == ("0.8@64",)
+    assert found["zoomed views (whole@64 instead)"].network.focus == ("whole@64", "whole@128")
+    assert found["zoomed views (whole@64 instead)"].stages == ("glance", "recognise")
+    assert found["the whole image at full size (whole@96 instead, which learns)"].network.focus == (
+        "0.8@64",
+        "whole@96",
+    )
+    assert not found["place memory"].network.policy.place
+    assert found["place memory"].network.focus == settings.network.focus
+    assert found["the stage point (PPO alone instead)"].stages == ("glance", "recognise", "aim")
+    assert all(other != settings for other in found.values())

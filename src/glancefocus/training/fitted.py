@@ -145,16 +145,16 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
             sizes["view"] = view
     shorter = min(view.get("height_px", USUAL_SIDE_PX), view.get("width_px", USUAL_SIDE_PX))
     if "glance_px" not in network:
-        sizes["glance_px"] = _part_of(shorter)
+        sizes["glance_px"] = fitted_side(shorter)
     if "looks" not in network:
         sizes["looks"] = 3
     if survey.noun != "images":
-        return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(_part_of(shorter)),)}
+        return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(fitted_side(shorter)),)}
     # Photographs: a square around the object at one or two resolutions, and the whole image for what is still undecided.
     if not {"focus", "patch_px"} & network.keys():
         many = survey.count("val") >= LEAST_FOR_TWO
-        zoomed = {_part_of(shorter, share) for share in (ZOOMED_SHARES if many else ZOOMED_SHARES[:1])}
-        whole_px = max(_part_of(shorter, WHOLE_SHARE), *zoomed) if many else shorter
+        zoomed = {fitted_side(shorter, share) for share in (ZOOMED_SHARES if many else ZOOMED_SHARES[:1])}
+        whole_px = max(fitted_side(shorter, WHOLE_SHARE), *zoomed) if many else shorter
         sizes["focus"] = (*(f"{EXTENT:g}@{px}" for px in sorted(zoomed)), f"whole@{whole_px}")
     if "classifier" not in network:
         sizes["classifier"] = "summed"
@@ -259,6 +259,6 @@ def _view_side(sides_px: tuple[int, ...]) -> int:
     return max(64, min(USUAL_SIDE_PX, 32 * round(2 * statistics.median(sides_px) / 32)))
 
 
-def _part_of(side_px: int, share: float = 3 / 7) -> int:
+def fitted_side(side_px: int, share: float = 3 / 7) -> int:
     """A part of the side as a multiple of 32 px: for glances and patches 96 px of 224."""
     return max(32, 32 * round(side_px * share / 32))
