@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from glancefocus.exits.table import LookTable
-from glancefocus.studies.budgets import accuracies_at, at_random, budget_curve, look_columns
+from glancefocus.studies.budgets import accuracies_at, at_random, budget_curve, drawn_difference, look_columns
 from glancefocus.studies.curves import cheapest_at, envelope
 from glancefocus.studies.pictures import Places, _shares
 from glancefocus.studies.tables import hit_tables
@@ -49,6 +49,18 @@ def test_a_curve_goes_from_the_glance_to_all_looks() -> None:
 def test_random_exits_answer_as_well_as_all_images_do_after_that_look() -> None:
     # Three images of four stop after the glance, which is right about half of all images; one after the second look.
     assert at_random({"exits_per_look": [3, 1]}, [0.5, 1.0]) == pytest.approx(0.75 * 0.5 + 0.25 * 1.0)  # type: ignore[typeddict-item]
+
+
+def test_solvers_are_compared_with_many_draws_of_the_images_that_choose() -> None:
+    # The second look is right as often as the glance, so the geometric rule wastes the images that stop there; all else is alike.
+    ranks = np.random.default_rng(0).permutation(200) / 200
+    score = np.stack([ranks, ranks, np.full(200, 0.9)], axis=1).astype(np.float32)
+    correct = np.stack([ranks > 0.5, ranks > 0.5, np.ones(200)], axis=1).astype(bool)
+    table = LookTable(score, correct, np.array([1.0, 2.0, 3.0]))
+    choosing, measuring = table.rows(np.arange(100)), table.rows(np.arange(100, 200))
+    least, middle, most = drawn_difference(choosing, measuring, [1.0, 1.6, 3.0])
+    assert (least, most) == (0.0, 0.0)
+    assert middle > 0.05
 
 
 def test_the_envelope_has_the_best_network_for_every_cost() -> None:
