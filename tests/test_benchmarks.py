@@ -26,28 +26,22 @@ from glancefocus.training.recipes import train_settings
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.fixture
-def early_exit(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("early_exit")
+def program(name: str) -> Any:
+    """A fixture: the module of one benchmark."""
+
+    @pytest.fixture(name=name)
+    def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        return importlib.import_module(name)
+
+    return module
 
 
-@pytest.fixture
-def import_time(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("import_time")
-
-
-@pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("results")
-
-
-@pytest.fixture
-def photographs(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("photographs")
+early_exit_module = program("early_exit")
+import_time_module = program("import_time")
+results_module = program("results")
+photographs_module = program("photographs")
+ingredients_module = program("ingredients")
 
 
 def two_looks(right_after: tuple[list[bool], list[bool]]) -> LookTable:
@@ -412,12 +406,6 @@ def test_a_row_of_unseen_photographs_is_what_gf_evaluate_found(monkeypatch: pyte
     row = unseen.row_of("birds", 280, findings)
     assert row == ["birds", "280", "1,200", "50.0 / 75.0", "72.5", "120", "74.0", "384", "73.5", "-1.0 (-2.0 to +0.5)"]
     assert len(row) == len(unseen.HEAD)
-
-
-@pytest.fixture
-def ingredients(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("ingredients")
 
 
 def test_each_variant_leaves_out_one_ingredient(ingredients: types.ModuleType, tmp_path: Path) -> None:
