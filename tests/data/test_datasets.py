@@ -182,7 +182,15 @@ def test_a_data_set_without_a_readable_file_is_refused(tmp_path: Path) -> None:
 def test_a_split_without_a_readable_file_is_refused(tmp_path: Path) -> None:
     pictures(tmp_path, {"train/cat": 2, "train/dog": 2, "val/cat": 1})
     (tmp_path / "val" / "cat" / "0.png").write_bytes(b"broken")
-    with pytest.raises(BadData, match="has no readable images for val"):
+    with pytest.raises(BadData, match="has no readable images to hold out for validation"):
+        opened(tmp_path)
+
+
+def test_one_image_of_each_class_is_not_enough(tmp_path: Path) -> None:
+    pictures(tmp_path, {"cat": 1, "dog": 1})
+    with pytest.raises(
+        BadData, match=r"to hold out for validation. Give at least two images of each class, or a split val\."
+    ):
         opened(tmp_path)
 
 

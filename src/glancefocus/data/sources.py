@@ -199,7 +199,11 @@ def open_data(
             splits[name] = _held(split, name, settings, medium, progress)
     for name in ("train", "val"):
         if name not in splits:
-            raise BadData(f"{path} has no readable {medium.noun} for {name}. Add some, or check the files.")
+            lacking = {
+                "train": f"to learn from. Add {medium.noun} to the split train, or check the files.",
+                "val": f"to hold out for validation. Give at least two {medium.noun} of each class, or a split val.",
+            }
+            raise BadData(f"{path} has no readable {medium.noun} {lacking[name]}")
     if len(set(splits["train"].labels.tolist())) < 2:
         raise BadData(
             f"{path} has readable training {medium.noun} of only one class. Training needs at least two classes."
