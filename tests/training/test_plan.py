@@ -17,7 +17,7 @@ from glancefocus.training import memory
 from glancefocus.training.journal import TimeLeft
 from glancefocus.training.loop import build_stage
 from glancefocus.training.memory import bytes_per_image, parts_that_fit, training_bytes
-from glancefocus.training.plan import Plan, StagePlan, measure_plan, plan_words, stored_plan
+from glancefocus.training.plan import Plan, StagePlan, measure_plan, plan_words, stored_plan, times_from
 from glancefocus.training.run import train
 from glancefocus.training.settings import TrainSettings
 from glancefocus.training.stage import TrainingContext
@@ -49,6 +49,23 @@ def test_updates_at_half_of_the_size_are_planned_with_a_quarter_of_the_time() ->
     assert stage.done_s(6) == 24 * 2 + 6
     assert stage.done_s(6, step=1) == 24 * 2 + 6 + 8
     assert stage.total_s == 24 * 2 + 16 * 8 + 10
+
+
+def test_the_time_of_an_optimiser_step_is_not_counted_once_for_every_image() -> None:
+    times = times_from(few=4, few_s=1.4, many=8, many_s=1.8, validation_s=0.5)
+    assert times.image_s == pytest.approx(0.1)
+    assert times.fixed_s == pytest.approx(1.0)
+    assert times.update_s(32) == pytest.approx(4.2)
+
+
+@pytest.mark.parametrize(("few_s", "image_s", "fixed_s"), [(2.5, 0.0, 2.0), (0.2, 0.25, 0.0)])
+def test_measured_times_are_never_negative(few_s: float, image_s: float, fixed_s: float) -> None:
+    times = times_from(few=4, few_s=few_s, many=8, many_s=2.0, validation_s=0.5)
+    assert (times.image_s, times.fixed_s) == (image_s, fixed_s)
+
+
+def test_updates_of_one_size_give_the_time_of_each_image_only() -> None:
+    assert times_from(few=4, few_s=2.0, many=4, many_s=2.0, validation_s=0.5).update_s(8) == 4.0
 
 
 def test_rivals_that_are_tuned_are_part_of_the_plan(settings: TrainSettings, data: Data) -> None:

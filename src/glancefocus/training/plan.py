@@ -84,6 +84,23 @@ class Plan:
         return before if index >= len(self.stages) else before + self.stages[index].done_s(epoch, step)
 
 
+@dataclass(frozen=True)
+class StageTimes:
+    """Measured seconds of a stage.
+
+    fixed_s       of an update, whatever its number of images
+    image_s       of an update, for each image
+    validation_s  of validation, for each image
+    """
+
+    fixed_s: float
+    image_s: float
+    validation_s: float
+
+    def update_s(self, images: int) -> float:
+        return self.fixed_s + images * self.image_s
+
+
 def stored_plan(file: Path, settings: TrainSettings) -> Plan | None:
     """The plan that a run was started with; None if there is none, or if it has other stages."""
     try:
@@ -104,7 +121,7 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
     scratch = replace(context, net=net, data=few, settings=alone, on_progress=None, known_evidence=None)
     scaler = context.accelerator.scaler
     kept_scale = None if scaler is None else copy.deepcopy(scaler.state_dict())
-    measured: dict[str, tuple[float, float]] = {}
+    measured: dict[str, StageTimes] = {}
     first_taught: str | None = None  # the teacher's kept lessons are computed there
     for name in dict.fromkeys(settings.plan()):
         if scratch.teacher is None and settings.is_taught(name):
@@ -124,54 +141,69 @@ def measure_plan(context: TrainingContext, build_stage: BuildStage, parts: int, 
     for name in settings.plan():
         own: Any = getattr(settings, name)
         images, held_out = stage_images(name, settings, data)
-        per_image, validated = measured[name]
+        times = measured[name]
         batch, cheap = min(settings.batch_size, images), getattr(own, "half_size", 0.0)
+        update_s = times.update_s(batch)
         if name == first_taught and scratch.teacher is not None:
-            per_image += scratch.teacher.seconds_per_image / max(1, own.epochs)
+            update_s += batch * scratch.teacher.seconds_per_image / max(1, own.epochs)
             first_taught = None
-        stages.append(StagePlan(name, own.epochs, images // batch, batch * per_image, held_out * validated, cheap))
-    dearest = max(validated for _, validated in measured.values())
+        stages.append(StagePlan(name, own.epochs, images // batch, update_s, held_out * times.validation_s, cheap))
+    dearest = max(times.validation_s for times in measured.values())
     finish_s = 10 + _FINISH_PASSES * len(data.val) * dearest
-    rivals_s = _rivals_s(context, *measured["backbone"]) if "backbone" in measured else 0.0
+    rivals_s = _rivals_s(context, measured["backbone"]) if "backbone" in measured else 0.0
     return Plan(tuple(stages), finish_s, peak_bytes, parts, rivals_s)
 
 
-def _rivals_s(context: TrainingContext, per_image: float, validated: float) -> float:
-    """Seconds of tuning the rivals, from those of training and validation per image in the stage backbone."""
+def _rivals_s(context: TrainingContext, times: StageTimes) -> float:
+    """Seconds of tuning the rivals, from the times of the stage backbone."""
     settings, data = context.settings, context.data
     if settings.rivals != "tuned":
         return 0.0
     costs, token_px = count_costs(settings.network), patch_side(context.net.focus_encoder)
     image_hw = image_size(data.val, settings.network)
     macs = sum(rivals_to_tune(settings.network, image_hw, token_px, costs).values())
-    epoch_s = len(data.train) * per_image + len(data.val) * validated
+    batch = min(settings.batch_size, len(data.train))
+    epoch_s = len(data.train) // batch * times.update_s(batch) + len(data.val) * times.validation_s
     return settings.glance.epochs * epoch_s * macs / costs.backbone_macs
 
 
-def _timed(stage: Stage, context: TrainingContext) -> tuple[float, float]:
-    """(seconds of training per image, seconds of validation per image)."""
+def _timed(stage: Stage, context: TrainingContext) -> StageTimes:
+    """The times of a stage, from updates of two sizes and a small validation."""
     view, device = context.settings.network.view, context.accelerator.device
     train, val = first_images(stage.data.train, _PROBED_IMAGES), first_images(stage.data.val, _PROBED_IMAGES)
     stage.train_mode()
 
     def learn(count: int) -> float:
-        rows = list(range(min(count, len(train))))
+        rows = list(range(count))
         started = time.perf_counter()
         for images, labels in scene_batches(train, view, [rows], 0):
             # Not at the beginning of the stage: its learning rate may begin with 0, and its images with half of their size.
             moment = Moment(0.95, torch.Generator().manual_seed(0), torch.as_tensor(rows), 0)
             stage.update(images.to(device), labels.to(device), moment)
-        return (time.perf_counter() - started) / len(rows)
+        return time.perf_counter() - started
 
     batch = min(context.settings.batch_size, _PROBED_IMAGES, len(train))
-    learn(min(2, batch))  # warm up
-    first = learn(min(4, batch))
-    count = max(min(2, batch), min(batch, math.floor(_PROBE_S / max(first, 1e-6))))
-    per_image = min(learn(count), learn(count))
+    learn(min(2, batch))  # warm up: the optimiser makes its state
+    few = min(4, batch)
+    first = learn(few)
+    many = max(few, min(batch, math.floor(few * _PROBE_S / max(first, 1e-6))))
+    update = min(learn(many), learn(many))
     stage.validate(val)
     started = time.perf_counter()
     stage.validate(val)
-    return per_image, (time.perf_counter() - started) / len(val)
+    return times_from(few, min(first, learn(few)), many, update, (time.perf_counter() - started) / len(val))
+
+
+def times_from(few: int, few_s: float, many: int, many_s: float, validation_s: float) -> StageTimes:
+    """The times of a stage, from updates with few and with many images that took few_s and many_s seconds.
+
+    Some of the time of an update does not depend on the number of images: the optimiser changes every weight. For the large policy
+    of a ResNet this takes up to a second, which must not be counted once for every image.
+    """
+    if many <= few:
+        return StageTimes(0.0, many_s / many, validation_s)
+    per_image = min(max(0.0, (many_s - few_s) / (many - few)), many_s / many)
+    return StageTimes(many_s - many * per_image, per_image, validation_s)
 
 
 _SHOWN_CLASSES = 12
