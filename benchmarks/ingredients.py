@@ -3,9 +3,9 @@
     gf train photos.csv --weights weights.pth -o runs/photos
     python benchmarks/ingredients.py runs/photos photos.csv --write docs/results.md
 
-All variants learn from the backbone of the run. They repeat its stages after the backbone with one thing changed, or continue a
-copy of the run with one more stage. Each is measured within the same budgets, with thresholds that are chosen without the image
-that they judge (cross-fitting).
+All variants learn from the backbone of the run. They start from what the run had learnt before the change makes a difference, and
+train the rest again; one continues a copy of the run with another stage. Each is measured within the same budgets, with thresholds
+that are chosen without the image that they judge (cross-fitting).
 """
 
 import argparse
@@ -27,6 +27,9 @@ from glancefocus.evaluation.assess import look_table
 from glancefocus.evaluation.cascades import FOLDS
 from glancefocus.evaluation.records import Records, looks_folder
 from glancefocus.exits.budget import cross_fitted_exits
+from glancefocus.network.build import build
+from glancefocus.network.macs import count_costs
+from glancefocus.network.weights import load_encoders
 from glancefocus.training.fitted import WHOLE_SHARE, fitted_side
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, settings_of
@@ -42,12 +45,13 @@ class Variant:
 
     without    the ingredient
     change     the settings of the run -> those of the variant
-    continues  a copy of the finished run goes on with the stages that are added; otherwise everything after the backbone is trained
-               again
+    again      the first of its stages that the change makes a difference to; "point" stands for all that train the policy
+    continues  a copy of the finished run goes on with the stages that are added
     """
 
     without: str
     change: Callable[[TrainSettings], TrainSettings]
+    again: str = "recognise"
     continues: bool = False
 
 
@@ -64,27 +68,29 @@ def variants(settings: TrainSettings) -> list[Variant]:
     views = settings.network.candidates
     zoomed, whole = (tuple(view.name for view in views if view.is_whole is kind) for kind in (False, True))
     middle = f"whole@{max(view.px for view in views if not view.is_whole)}"
-    smaller = f"whole@{fitted_side(min(settings.network.view.height_px, settings.network.view.width_px), WHOLE_SHARE)}"
+    full_px = min(settings.network.view.height_px, settings.network.view.width_px)
+    learns = whole != (f"whole@{full_px}",)
+    other = f"whole@{full_px if learns else fitted_side(full_px, WHOLE_SHARE)}"
     learn = settings.stages
     no_zoom = {"focus": (middle, *whole), "whole_encoder": False}
     no_evidence = {"aims": "random"}
     return [
-        Variant("distillation", lambda s: changed(s, glance={"distill": 0.0}, recognise={"distill": 0.0})),
+        Variant("distillation", lambda s: changed(s, glance={"distill": 0.0}, recognise={"distill": 0.0}), "glance"),
         Variant("views of the whole image", lambda s: changed(s, network={"focus": zoomed, "whole_encoder": False})),
         Variant(
             f"zoomed views ({middle} instead)",
             lambda s: changed(s, tuple(name for name in learn if name != "point"), network=no_zoom),
         ),
         Variant(
-            f"the whole image at full size ({smaller} instead, which learns)",
-            lambda s: changed(s, network={"focus": (*zoomed, smaller)}),
+            f"the last view ({other} instead, {'the plain backbone' if learns else 'which learns'})",
+            lambda s: changed(s, network={"focus": (*zoomed, other)}),
         ),
-        Variant("place memory", lambda s: changed(s, policy={"place": False})),
+        Variant("place memory", lambda s: changed(s, policy={"place": False}), "point"),
         Variant(
             "evidence aims (random places in stage I, then PPO alone)",
             lambda s: changed(s, (*(n for n in learn if n != "point"), "aim"), recognise=no_evidence),
         ),
-        Variant("the stage point (PPO alone instead)", lambda s: changed(s, (*learn[:-1], "aim"))),
+        Variant("the stage point (PPO alone instead)", lambda s: changed(s, (*learn[:-1], "aim")), "point"),
         Variant("leaving out PPO (added after the stage point)", lambda s: changed(s, (*learn, "aim")), continues=True),
         Variant(
             "summed answers (a recurrent classifier instead)",
@@ -110,7 +116,23 @@ def train_variant(run: Path, variant: Variant, folder: Path) -> None:
         settings = variant.change(replace(settings_of(run), rivals="none"))
     else:
         settings = variant.change(after_the_backbone(run))
+        if variant.again != "glance":
+            settings = from_learnt(run, settings, variant.again, folder.with_name(f"{folder.name}-start"))
     train(settings, folder)
+
+
+def from_learnt(run: Path, settings: TrainSettings, again: str, start: Path) -> TrainSettings:
+    """The settings, starting from a bundle in this folder with what the run learnt before the stage `again`."""
+    bundle = Bundle.load(run / BUNDLE_FOLDER)
+    net = build(settings.network)
+    load_encoders(net, str(run / BACKBONE_FILE))
+    parts = ("glance_encoder.",) if again == "recognise" else ("glance_encoder.", "focus_encoder.", "whole_encoder.")
+    learnt = {name: tensor for name, tensor in bundle.net.state_dict().items() if name.startswith(parts)}
+    net.load_state_dict(net.state_dict() | learnt)
+    Bundle(net, bundle.classes, count_costs(settings.network), split=bundle.split).save(start)
+    before = {"recognise": ("glance",), "point": ("glance", "recognise")}[again]
+    stages = tuple(name for name in settings.stages if name not in before)
+    return replace(settings, weights=None, start=str(start), stages=stages)
 
 
 def right_within(run: Path, data: str) -> tuple[list[NDArray[np.bool_]], list[float], list[float]]:

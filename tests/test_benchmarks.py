@@ -17,11 +17,14 @@ from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.images import read_picture
+from glancefocus.data.sources import DataSettings
 from glancefocus.evaluation.wall_clock import Timing
 from glancefocus.exits.table import LookTable
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import make_up_weights
+from glancefocus.training.checkpoint import save_weights
 from glancefocus.training.recipes import train_settings
+from glancefocus.training.settings import TrainSettings
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -428,11 +431,40 @@ def test_each_variant_leaves_out_one_ingredient(ingredients: types.ModuleType, t
     assert found["views of the whole image"].network.focus == ("0.8@64",)
     assert found["zoomed views (whole@64 instead)"].network.focus == ("whole@64", "whole@128")
     assert found["zoomed views (whole@64 instead)"].stages == ("glance", "recognise")
-    assert found["the whole image at full size (whole@96 instead, which learns)"].network.focus == (
-        "0.8@64",
-        "whole@96",
-    )
+    assert found["the last view (whole@96 instead, which learns)"].network.focus == ("0.8@64", "whole@96")
     assert not found["place memory"].network.policy.place
     assert found["place memory"].network.focus == settings.network.focus
     assert found["the stage point (PPO alone instead)"].stages == ("glance", "recognise", "aim")
     assert all(other != settings for other in found.values())
+    smaller = replace(settings, network=replace(settings.network, focus=("0.8@64", "whole@96")))
+    names = {variant.without: variant.change(smaller) for variant in ingredients.variants(smaller)}
+    assert names["the last view (whole@128 instead, the plain backbone)"].network.focus == ("0.8@64", "whole@128")
+
+
+@pytest.mark.parametrize(
+    ("again", "kept", "stages"), [("recognise", False, ("recognise", "point")), ("point", True, ("point",))]
+)
+def test_a_variant_starts_from_what_the_run_learnt_before_the_change(
+    ingredients: types.ModuleType,
+    small_bundle: Callable[..., Bundle],
+    tmp_path: Path,
+    *,
+    again: str,
+    kept: bool,
+    stages: tuple[str, ...],
+) -> None:
+    bundle = small_bundle()
+    net = bundle.net
+    save_weights(tmp_path / "backbone.safetensors", net.focus_encoder.backbone)
+    with torch.no_grad():
+        net.glance_encoder.backbone.fc.bias.fill_(2.0)
+        net.focus_encoder.backbone.fc.bias.fill_(3.0)
+    bundle.save(tmp_path / "bundle")
+    settings = TrainSettings(
+        data=DataSettings(source="signs"), network=net.settings, stages=("glance", "recognise", "point")
+    )
+    started = ingredients.from_learnt(tmp_path, settings, again, tmp_path / "start")
+    assert (started.stages, started.start) == (stages, str(tmp_path / "start"))
+    start = Bundle.load(tmp_path / "start").net
+    assert float(start.glance_encoder.backbone.fc.bias[0].detach()) == 2.0
+    assert (float(start.focus_encoder.backbone.fc.bias[0].detach()) == 3.0) is kept
