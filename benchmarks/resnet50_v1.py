@@ -2,7 +2,8 @@
 
     python benchmarks/resnet50_v1.py train photos.csv --backbone resnet50_v1 --weights resnet50_v1.pth -o runs/resnet50
 
-timm's `resnet50` has the stride in the second convolution. Weights from Keras need it in the first one. All words go to `gf`.
+timm's `resnet50` has the stride in the second convolution. Weights from Keras (keras_resnet50.py) need it in the first one. All
+words go to `gf`.
 """
 
 import sys

@@ -45,6 +45,7 @@ import_time_module = program("import_time")
 results_module = program("results")
 photographs_module = program("photographs")
 ingredients_module = program("ingredients")
+keras_resnet50_module = program("keras_resnet50")
 
 
 def two_looks(right_after: tuple[list[bool], list[bool]]) -> LookTable:
@@ -468,3 +469,25 @@ def test_a_variant_starts_from_what_the_run_learnt_before_the_change(
     start = Bundle.load(tmp_path / "start").net
     assert float(start.glance_encoder.backbone.fc.bias[0].detach()) == 2.0
     assert (float(start.focus_encoder.backbone.fc.bias[0].detach()) == 3.0) is kept
+
+
+def test_weights_for_blue_green_red_give_the_same_numbers_for_images_as_timm_prepares_them(
+    keras_resnet50: types.ModuleType,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel, bias = torch.randn(4, 3, 7, 7, generator=generator), torch.randn(4, generator=generator)
+    image = torch.rand(1, 3, 16, 16, generator=generator)  # red, green, blue
+    theirs = 255 * image.flip(1) - torch.tensor([103.939, 116.779, 123.68])[:, None, None]
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    ours = (image - mean[:, None, None]) / deviation[:, None, None]
+    folded, folded_bias = keras_resnet50.without_preparation(kernel, bias)
+    expected = torch.nn.functional.conv2d(theirs, kernel, bias)
+    torch.testing.assert_close(torch.nn.functional.conv2d(ours, folded, folded_bias), expected, rtol=1e-4, atol=0.05)
+
+
+def test_every_weight_of_resnet50_has_a_name_in_keras(keras_resnet50: types.ModuleType) -> None:
+    names = {name for name, _ in keras_resnet50.resnet50_v1.resnet50_v1().named_parameters()}
+    found = keras_resnet50.convolution_names()
+    norms = {f"{keras_resnet50.norm_of(name)}.{part}" for name in found for part in ("weight", "bias")}
+    assert names == {f"{name}.weight" for name in found} | norms | {"fc.weight", "fc.bias"}
+    assert found["layer2.0.downsample.0"] == ("res3a_branch1", "bn3a_branch1")
