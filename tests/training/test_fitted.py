@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import glancefocus as gf
 from glancefocus.errors import UnknownName
 from glancefocus.training.fitted import (
     DEFAULT_BACKBONE,
@@ -81,6 +82,7 @@ def test_small_pictures_are_not_blown_up_to_224_px(side_px: int, sizes: dict[str
     assert fitted_sizes(survey_of(10, side_px), {}) == {
         **sizes,
         "looks": 3,
+        "policy": {"head": "conv", "units": 256},
         "classifier": "summed",
         "whole_encoder": True,
     }
@@ -110,6 +112,7 @@ def test_sizes_that_the_user_names_stay() -> None:
     assert fitted_sizes(survey_of(10), named) == {
         "focus": ("0.8@192", "whole@320"),
         "looks": 3,
+        "policy": {"head": "conv", "units": 256},
         "classifier": "summed",
         "whole_encoder": True,
     }
@@ -124,6 +127,15 @@ def test_a_folder_alone_is_enough(folder: str) -> None:
     assert settings.keep_statistics
     assert settings.stages == ("backbone", "glance", "recognise", "point")
     assert (settings.glance.distill, settings.recognise.aims, settings.network.policy.place) == (0.7, "evidence", True)
+
+
+def test_the_policy_of_photographs_is_small_whatever_the_backbone(folder: str) -> None:
+    # The paper's policy of ResNets reads the whole map: two linear layers of 2,048 and 1,024 units.
+    assert gf.create(backbone="resnet18", classes=2).settings.policy.head == "linear"
+    policy = train_settings(folder, backbone="resnet18").network.policy
+    assert (policy.head, policy.units, policy.place) == ("conv", 256, True)
+    named = train_settings(folder, backbone="resnet18", assignments=["network.policy.head=linear"])
+    assert named.network.policy.head == "linear"
 
 
 def test_stages_without_the_backbone_learn_from_labels_only(folder: str) -> None:

@@ -116,6 +116,9 @@ EXTENT = 0.8  # of the square that a focus look covers, as a share of the shorte
 ZOOMED_SHARES = (4 / 7, 5 / 7)  # sides of such squares in px, as shares of the image's side: 128 and 160 px of 224
 WHOLE_SHARE = 6 / 7  # side of the whole image as a last look that learns from the backbone: 192 px of 224
 LEAST_FOR_TWO = 400  # held-out images: thresholds for another view, chosen on fewer, do not hold on new images
+# The paper's policy for ResNets and DenseNets flattens the whole map: 46 million weights for ResNet-50, which is too many to learn
+# places from a few thousand photographs, and takes most of the time and memory of the stage.
+SMALL_POLICY = {"head": "conv", "units": 256}
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
 ADAMW_RATE = 5e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
@@ -135,7 +138,7 @@ class Fitting:
 
 
 def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
-    """The sizes of image, glance and patches that the user did not name; `network` holds those that were named."""
+    """The settings of the network that depend on the data and that the user did not name; `network` holds those that were named."""
     sizes: Recipe = {}
     view = dict(network.get("view", {}))
     if "height_px" not in view and "width_px" not in view:
@@ -150,6 +153,8 @@ def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
         sizes["looks"] = 3
     if survey.noun != "images":
         return sizes if {"focus", "patch_px"} & network.keys() else {**sizes, "focus": (str(fitted_side(shorter)),)}
+    if "policy" not in network:
+        sizes["policy"] = dict(SMALL_POLICY)
     # Photographs: a square around the object at one or two resolutions, and the whole image for what is still undecided.
     if not {"focus", "patch_px"} & network.keys():
         many = survey.count("val") >= LEAST_FOR_TWO
