@@ -30,6 +30,7 @@ from glancefocus.exits.budget import cross_fitted_exits
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.network.weights import load_encoders
+from glancefocus.settings import NetworkSettings
 from glancefocus.training.fitted import WHOLE_SHARE, fitted_side
 from glancefocus.training.run import train
 from glancefocus.training.run_folder import BACKBONE_FILE, BUNDLE_FOLDER, settings_of
@@ -45,7 +46,8 @@ class Variant:
 
     without    the ingredient
     change     the settings of the run -> those of the variant
-    again      the first of its stages that the change makes a difference to; "point" stands for all that train the policy
+    again      the first of its stages that the change makes a difference to; "point" stands for all that train the policy. The
+               encoders of the views that stay are then those of the run
     continues  a copy of the finished run goes on with the stages that are added
     """
 
@@ -76,7 +78,12 @@ def variants(settings: TrainSettings) -> list[Variant]:
     no_evidence = {"aims": "random"}
     return [
         Variant("distillation", lambda s: changed(s, glance={"distill": 0.0}, recognise={"distill": 0.0}), "glance"),
-        Variant("views of the whole image", lambda s: changed(s, network={"focus": zoomed, "whole_encoder": False})),
+        # The encoders learn separately, so the one for squares is as it would be without views of the whole image.
+        Variant(
+            "views of the whole image",
+            lambda s: changed(s, network={"focus": zoomed, "whole_encoder": False}),
+            again="point",
+        ),
         Variant(
             f"zoomed views ({middle} instead)",
             lambda s: changed(s, tuple(name for name in learn if name != "point"), network=no_zoom),
@@ -84,6 +91,7 @@ def variants(settings: TrainSettings) -> list[Variant]:
         Variant(
             f"the last view ({other} instead, {'the plain backbone' if learns else 'which learns'})",
             lambda s: changed(s, network={"focus": (*zoomed, other)}),
+            again="point" if learns else "recognise",
         ),
         Variant("place memory", lambda s: changed(s, policy={"place": False}), "point"),
         Variant(
@@ -126,13 +134,22 @@ def from_learnt(run: Path, settings: TrainSettings, again: str, start: Path) -> 
     bundle = Bundle.load(run / BUNDLE_FOLDER)
     net = build(settings.network)
     load_encoders(net, str(run / BACKBONE_FILE))
-    parts = ("glance_encoder.",) if again == "recognise" else ("glance_encoder.", "focus_encoder.", "whole_encoder.")
-    learnt = {name: tensor for name, tensor in bundle.net.state_dict().items() if name.startswith(parts)}
+    parts = ["glance_encoder."]
+    if again == "point":
+        parts.append("focus_encoder.")
+        # An encoder for other views of the whole image stays the backbone.
+        parts += ["whole_encoder."] if whole_views(settings.network) == whole_views(bundle.settings) else []
+    learnt = {name: tensor for name, tensor in bundle.net.state_dict().items() if name.startswith(tuple(parts))}
     net.load_state_dict(net.state_dict() | learnt)
     Bundle(net, bundle.classes, count_costs(settings.network), split=bundle.split).save(start)
     before = {"recognise": ("glance",), "point": ("glance", "recognise")}[again]
     stages = tuple(name for name in settings.stages if name not in before)
     return replace(settings, weights=None, start=str(start), stages=stages)
+
+
+def whole_views(network: NetworkSettings) -> list[str]:
+    """The names of the candidate views that show the whole image."""
+    return [view.name for view in network.candidates if view.is_whole]
 
 
 def right_within(run: Path, data: str) -> tuple[list[NDArray[np.bool_]], list[float], list[float]]:

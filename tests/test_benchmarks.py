@@ -20,6 +20,7 @@ from glancefocus.data.images import read_picture
 from glancefocus.data.sources import DataSettings
 from glancefocus.evaluation.wall_clock import Timing
 from glancefocus.exits.table import LookTable
+from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.weights import make_up_weights
 from glancefocus.training.checkpoint import save_weights
@@ -469,6 +470,27 @@ def test_a_variant_starts_from_what_the_run_learnt_before_the_change(
     start = Bundle.load(tmp_path / "start").net
     assert float(start.glance_encoder.backbone.fc.bias[0].detach()) == 2.0
     assert (float(start.focus_encoder.backbone.fc.bias[0].detach()) == 3.0) is kept
+
+
+@pytest.mark.parametrize(("last", "learnt"), [("whole@64", True), ("whole@96", False)])
+def test_an_encoder_of_the_whole_image_is_the_backbone_for_other_views_than_those_of_the_run(
+    ingredients: types.ModuleType, small_net: Callable[..., GlanceFocus], tmp_path: Path, last: str, *, learnt: bool
+) -> None:
+    summed = {"classifier": "summed", "whole_encoder": True, "first_answer": "own_head"}
+    net = small_net(focus=["0.8@32", "whole@64"], view={"height_px": 96, "width_px": 96}, **summed)
+    assert net.whole_encoder is not None
+    save_weights(tmp_path / "backbone.safetensors", net.focus_encoder.backbone)
+    with torch.no_grad():
+        net.whole_encoder.backbone.fc.bias.fill_(4.0)
+    Bundle(net, ("cat", "dog", "eel"), count_costs(net.settings)).save(tmp_path / "bundle")
+    changed = replace(net.settings, focus=("0.8@32", last))
+    settings = TrainSettings(
+        data=DataSettings(source="signs"), network=changed, stages=("glance", "recognise", "point")
+    )
+    ingredients.from_learnt(tmp_path, settings, "point", tmp_path / "start")
+    start = Bundle.load(tmp_path / "start").net.whole_encoder
+    assert start is not None
+    assert (float(start.backbone.fc.bias[0].detach()) == 4.0) is learnt
 
 
 def test_weights_for_blue_green_red_give_the_same_numbers_for_images_as_timm_prepares_them(
