@@ -186,6 +186,18 @@ def test_clips_are_compared_like_images(small_bundle: MakeBundle, tmp_path: Path
     assert given.points[-1].mean_ms > 0
 
 
+def test_rivals_are_timed_in_the_runtime_of_the_bundle(small_bundle: MakeBundle) -> None:
+    bundle = small_bundle()
+    sizes = [(64, 64), (32, 48)]
+    assert measure_rival_times(bundle, sizes, rounds=1).device.endswith("batch 1, eager")
+    bundle.use("onnx")
+    times = measure_rival_times(bundle, sizes, rounds=1)
+    assert times.device.endswith("batch 1, onnx")
+    assert set(times.resized) == set(sizes)
+    assert all(ms > 0 for ms in (*times.ours, *times.resized.values()))
+    assert bundle.runtime == "onnx"
+
+
 @pytest.mark.parametrize("chose", [True, False])
 def test_the_verdict_speaks_of_the_same_answers_as_the_report(
     chose: bool, small_bundle: MakeBundle, tmp_path: Path

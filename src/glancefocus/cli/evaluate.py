@@ -52,7 +52,7 @@ class EvaluateOptions:
     all."""
     latency: bool = True
     """Also report milliseconds on this device in this runtime: those that `gf budget --ms` stored in the bundle, or else measured
-    now."""
+    now. Those of the rivals are measured in the same runtime."""
     latency_file: LatencyFile = None
     batch_size: TimedBatch = 1
     runtime: Runtime = None

@@ -21,7 +21,7 @@ from glancefocus.machine import device_name
 from glancefocus.network.model import GlanceFocus, Runner, Seen
 from glancefocus.network.modules import Aimed
 from glancefocus.region import Region
-from glancefocus.runtime.choose import open_backbone
+from glancefocus.runtime.choose import RuntimeOptions, open_backbone
 from glancefocus.values import BatchSize, Count, checked
 
 Progress = Callable[[float], None]
@@ -117,7 +117,8 @@ def _note(times: dict[tuple[int, int], list[float]], key: tuple[int, int], spent
         times.setdefault(key, []).append(spent)
 
 
-RIVALS_RUNTIME = "eager"
+USUAL_RUNTIME = "eager"
+"""Of rivals and network where the bundle has no runtime: torch, with folded batch norms."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,20 @@ class RivalTimes:
 
 
 def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 5, warm_up: int = 1) -> RivalTimes:
-    """The times of a bundle and of its backbone at these image sizes, in turns. Reading and resizing files is not included."""
+    """The times of a bundle and of its backbone at these image sizes, in turns, both in the runtime of the bundle.
+
+    Reading and resizing files is not included.
+    """
     net, frames = bundle.net, bundle.settings.frames
     own = Bundle(net, bundle.classes, bundle.costs, score=bundle.score, temperatures=bundle.temperatures)
-    own.use(RIVALS_RUNTIME)
-    backbone = open_backbone(net, RIVALS_RUNTIME)
+    if own.runtime is None:
+        own.use(USUAL_RUNTIME)
+    words = own.runtime or USUAL_RUNTIME
+    opened = functools.partial(
+        open_backbone, net, words.partition(",")[0], options=RuntimeOptions(light_weights=own.net.light_weights)
+    )
+    # A graph takes images of one size; modules take any.
+    of_any_size = None if words.startswith(("onnx", "openvino")) else opened()
     looks: list[tuple[float, ...]] = []
 
     def ours() -> None:
@@ -148,13 +158,14 @@ def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 
     ways: dict[str, Callable[[], object]] = {"ours": ours}
     for size in sizes:
         shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
+        backbone = of_any_size or opened(size=size)
         ways[str(size)] = functools.partial(backbone, torch.zeros(shape, device=bundle.device))
     times = in_turns(ways, bundle.device, rounds, warm_up)
     threads = torch.get_num_threads()
     return RivalTimes(
         ours=tuple(float(ms) for ms in np.median(np.asarray(looks[warm_up:]), axis=0)),
         resized={size: 1000 * statistics.median(times[str(size)]) for size in sizes},
-        device=f"{device_name(bundle.device)}, {threads} thread{'s' if threads > 1 else ''}, batch 1, {RIVALS_RUNTIME}",
+        device=f"{device_name(bundle.device)}, {threads} thread{'s' if threads > 1 else ''}, batch 1, {words}",
     )
 
 

@@ -81,14 +81,15 @@ def with_best(part: Part) -> Part:
     return replace(part, module=module, outputs=(*part.outputs, "confidence", "answer"))
 
 
-def whole_backbone(net: GlanceFocus) -> Part:
-    """The plain backbone with its own head, at the size of the view: the baseline to compare with.
+def whole_backbone(net: GlanceFocus, size: tuple[int, int] | None = None) -> Part:
+    """The plain backbone with its own head: the baseline to compare with.
 
     backbone     images -> logits
+    size         (height, width) of the images; None: that of the view
     """
     settings = net.settings
     frames = () if settings.frames == 1 else (settings.frames,)
-    shape = (*frames, 3, settings.view.height_px, settings.view.width_px)
+    shape = (*frames, 3, *((settings.view.height_px, settings.view.width_px) if size is None else size))
     return Part("backbone", BackbonePart(net.eval()), ("images",), ("logits",), (shape,))
 
 

@@ -119,10 +119,11 @@ def open_backbone(
     threads: int | None = None,
     cache: Cache = "default",
     options: RuntimeOptions | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """images (B, 3, H, W) of the view's size -> logits (B, classes): the plain backbone with its own head, in the same runtime.
+    """images (B, 3, H, W) -> logits (B, classes): the plain backbone with its own head, in the same runtime.
 
-    Clips are (B, frames, 3, H, W).
+    size  (H, W) of the images; None: that of the view. Clips are (B, frames, 3, H, W).
     """
     options = RuntimeOptions() if options is None else options
     check_name(name, RUNTIMES)
@@ -130,7 +131,7 @@ def open_backbone(
     if threads is not None:
         set_threads(threads)
     net = net.computed_by(None)
-    part = whole_backbone(plain(net) if name == "plain" else net)
+    part = whole_backbone(plain(net) if name == "plain" else net, size)
     if name == "plain":
         return torch.inference_mode()(lambda images: as_tuple(part.module(images))[0])
     run = _run_parts(name, [part], cache, options)
