@@ -130,7 +130,8 @@ class TrainOptions:
     in_memory: bool | None = None
     """--in-memory: read and resize all images (or clips) once and keep them in main memory, however large they are; this turns
     random crops off. --no-in-memory: read the files again in every epoch. Default: images are kept in memory, with random crops,
-    if they need at most 1 GiB (--set data.hold_mib=2048: 2 GiB); otherwise, and for clips, the files are read in every epoch."""
+    if they need at most an eighth of the machine's memory (--set data.hold_mib=2048: 2 GiB); otherwise, and for clips, the files
+    are read in every epoch."""
     check_files: bool | None = None
     """Decode every file before training, to find damaged ones early. --no-check-files saves this time; then the first damaged file
     stops the run when it is used, even with --max-bad-files. Default: on."""

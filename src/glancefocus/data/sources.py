@@ -111,6 +111,14 @@ def default_workers() -> int:
     return min(MOST_DEFAULT_WORKERS, usable_cores())
 
 
+def default_hold_mib() -> int:
+    """Memory for pictures where none is named: an eighth of the machine's, in whole GiB, at least one and at most four."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    return 1024 * max(1, min(4, round(total / (8 << 30))))
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """Which data to train on, and how it is split and read.
@@ -122,7 +130,7 @@ class DataSettings:
     check_files    read every file once before training
     in_memory      decode the images once and hold them in memory, without random crops; flips and shifts remain
     hold_mib       decode pictures once and hold them in memory, random crops included, if they take no more than this; 0: read the
-                   files in every epoch
+                   files in every epoch; the default is default_hold_mib
     workers        processes that read files; the default is default_workers
     scenes         number of scenes of a built-in world, as (train, val, test)
     signs, gestures  how the scenes are drawn
@@ -133,7 +141,7 @@ class DataSettings:
     max_bad_files: BadFiles = 10
     check_files: bool = True
     in_memory: bool = False
-    hold_mib: Mebibytes = 1024
+    hold_mib: Mebibytes = field(default_factory=default_hold_mib)
     workers: Workers = field(default_factory=default_workers)
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     scenes: tuple[Scenes, Scenes, Scenes] = (4000, 500, 1000)

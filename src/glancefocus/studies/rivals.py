@@ -76,7 +76,7 @@ class ExitsRun:
     def content(self) -> str:
         """Hash of everything that the trained network depends on."""
         network = to_plain(self.network) if isinstance(self.network, MSDNetSettings) else [*self.network, self.options]
-        data = {name: value for name, value in to_plain(self.data).items() if name != "workers"}
+        data = {name: value for name, value in to_plain(self.data).items() if name not in ("workers", "hold_mib")}
         return fingerprint([network, to_plain(self.training), data, to_plain(self.view)])
 
     def build(self) -> MultiExit:

@@ -116,9 +116,11 @@ def alike(one: TrainSettings, other: TrainSettings) -> bool:
 
 def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
     """Settings without those that have no effect on the result, and with the real path of the data."""
-    data = {name: value for name, value in plain["data"].items() if name != "workers"}
-    source = data["source"]
-    return {**plain, "data": {**data, "source": source if source in WORLDS else os.path.realpath(source)}}
+    source = plain["data"]["source"]
+    drawn = source in WORLDS
+    without_effect = {"workers", *(["hold_mib"] if drawn else [])}
+    data = {name: value for name, value in plain["data"].items() if name not in without_effect}
+    return {**plain, "data": {**data, "source": source if drawn else os.path.realpath(source)}}
 
 
 def settings_of(folder: Path) -> TrainSettings:
