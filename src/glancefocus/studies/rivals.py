@@ -38,7 +38,7 @@ from glancefocus.studies.curves import anytime_figure, backbone_dots, means_of, 
 from glancefocus.studies.networks import Chain, Run, Scope, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table
 from glancefocus.studies.runs import RUNS_FOLDER, Finished, Measured
-from glancefocus.training.multi_exit import MultiExitTraining, train_exits
+from glancefocus.training.multi_exit import LOSS, MultiExitTraining, train_exits
 from glancefocus.training.run_folder import BACKBONE_FILE
 from glancefocus.values import to_plain
 
@@ -77,7 +77,7 @@ class ExitsRun:
         """Hash of everything that the trained network depends on."""
         network = to_plain(self.network) if isinstance(self.network, MSDNetSettings) else [*self.network, self.options]
         data = {name: value for name, value in to_plain(self.data).items() if name != "workers"}
-        return fingerprint([network, to_plain(self.training), data, to_plain(self.view)])
+        return fingerprint([LOSS, network, to_plain(self.training), data, to_plain(self.view)])
 
     def build(self) -> MultiExit:
         with torch.random.fork_rng(devices=[]):
