@@ -224,7 +224,9 @@ def markdown(about: About, result: Result) -> str:
     for table in result.tables:
         parts += [f"## {table.title}", markdown_table(table), *([table.note] if table.note else [])]
     parts += remarks_of(result)
-    parts += [f"![{drawing.caption}]({_FIGURES}/{name}.png)" for name, drawing in result.drawings.items()]
+    for name, drawing in result.drawings.items():
+        parts += [f"![{drawing.caption}]({_FIGURES}/{name}.png)", drawing.caption]
+    parts += [f"Pictures of looks are in [{PAGE}]({PAGE})."] if result.galleries else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -269,17 +271,18 @@ def _spread(table: Table, value: float, deviation: Value, digits: int) -> str:
     return text if deviation is None else f"{text} ± {100 * deviation:.{digits}f}"
 
 
-_CSV_COLUMNS = ("row", "column", "mean", "deviation", "seeds", "paper", "paper_deviation")
+_CSV_COLUMNS = ("row", "column", "unit", "mean", "deviation", "seeds", "paper", "paper_deviation")
 
 
 def csv_rows(table: Table) -> list[dict[str, Any]]:
-    """One line for each cell."""
+    """One line for each cell; unit: see Table, shares are not in percent here."""
     found = []
     for row in table.rows:
         for column, name in enumerate(table.columns):
             paper = [values[column] if column < len(values) else None for values in (row.paper, row.paper_deviation)]
             found.append({
-                "row": row.name, "column": name, "mean": row.mean(column), "deviation": row.deviation(column),
+                "row": row.name, "column": name, "unit": table.unit,
+                "mean": row.mean(column), "deviation": row.deviation(column),
                 "seeds": len(row.known(column)), "paper": paper[0], "paper_deviation": paper[1],
             })  # fmt: skip
     return found
@@ -302,8 +305,15 @@ def plain(about: About, result: Result) -> dict[str, Any]:
                 "title": table.title,
                 "columns": list(table.columns),
                 "images": table.images,
+                "unit": table.unit,
+                "note": table.note,
                 "rows": [
-                    {"name": row.name, "values": [list(values) for values in row.values], "paper": list(row.paper)}
+                    {
+                        "name": row.name,
+                        "values": [list(values) for values in row.values],
+                        "paper": list(row.paper),
+                        "paper_deviation": list(row.paper_deviation),
+                    }
                     for row in table.rows
                 ],
             }
@@ -318,7 +328,7 @@ def terminal_tables(result: Result) -> list[TerminalTable]:
     """The tables for the terminal."""
     shown = []
     for table in result.tables:
-        printed = TerminalTable(title=table.title)
+        printed = TerminalTable(title=table.title, caption=table.note or None)
         for column in ("", *table.columns):
             printed.add_column(column, justify="right" if column else "left")
         for name, cells in text_rows(table):
