@@ -79,7 +79,7 @@ def test_crops_are_resized_as_the_settings_say(split: FileSplit) -> None:
     pixels = np.array(read_picture(split.files[0]))[::8, ::8]  # 20x25 px: crops are upscaled, where the two differ
     source, found = torch.from_numpy(pixels.copy()).permute(2, 0, 1), {}
     for how in ("bilinear", "bicubic"):
-        settings = AugmentSettings(crop=0.25, flip=False, crop_resize=how)  # type: ignore[arg-type]
+        settings = AugmentSettings(crop=0.25, flip=False, crop_resize=how)
         crop = v2.RandomResizedCrop(
             (32, 32), scale=(0.25, 1.0), antialias=True, interpolation=v2.InterpolationMode(how)
         )

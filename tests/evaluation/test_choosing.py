@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
-from glancefocus.data.augmentation import AugmentSettings
+from glancefocus.data.labelled import TrainingViews
 from glancefocus.data.signs import CLASSES, SignsSettings
 from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
@@ -86,7 +86,8 @@ def test_crops_of_a_network_without_settings_of_training_are_resized_as_in_evalu
     for how in ("bilinear", "bicubic"):
         bundle = small_bundle(view={"interpolation": how})
         views = Records(bundle, source, tmp_path / "looks", train_images=5).split("train")
-        assert views.augment == AugmentSettings(crop_resize=how)  # type: ignore[arg-type, union-attr]
+        assert isinstance(views, TrainingViews)
+        assert views.augment.crop_resize == how
 
 
 def test_missing_training_images_are_reported(bundle: Bundle, tmp_path: Path) -> None:

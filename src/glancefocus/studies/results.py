@@ -224,9 +224,7 @@ def markdown(about: About, result: Result) -> str:
     for table in result.tables:
         parts += [f"## {table.title}", markdown_table(table), *([table.note] if table.note else [])]
     parts += remarks_of(result)
-    for name, drawing in result.drawings.items():
-        parts += [f"![{drawing.caption}]({_FIGURES}/{name}.png)", drawing.caption]
-    parts += [f"Pictures of looks are in [{PAGE}]({PAGE})."] if result.galleries else []
+    parts += [f"![{drawing.caption}]({_FIGURES}/{name}.png)" for name, drawing in result.drawings.items()]
     return "\n\n".join(parts) + "\n"
 
 
