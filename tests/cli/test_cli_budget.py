@@ -492,7 +492,7 @@ def test_milliseconds_may_come_from_a_file(gf: Run, bundle: Path, pets: Path, tm
     report = tmp_path / "report"
     measured = gf("evaluate", bundle, pets, "--latency-file", file, "--rivals", "none", "-o", report, "--json")
     assert measured["ms_after_look"] == [10, 30, 70]
-    assert measured["device"] == "a phone, 1 threads, batch 1"
+    assert measured["device"] == "a phone, 1 thread, batch 1"
     assert (report / "figures" / "accuracy_over_ms.svg").exists()
 
 

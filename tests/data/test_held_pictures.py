@@ -75,6 +75,20 @@ def test_held_pixels_are_cropped_and_mirrored_as_torchvision_does_it(split: File
         assert torch.equal(augmented(picture, VIEW, AUGMENT, seed), expected)
 
 
+def test_crops_are_resized_as_the_settings_say(split: FileSplit) -> None:
+    pixels = np.array(read_picture(split.files[0]))[::8, ::8]  # 20x25 px: crops are upscaled, where the two differ
+    source, found = torch.from_numpy(pixels.copy()).permute(2, 0, 1), {}
+    for how in ("bilinear", "bicubic"):
+        settings = AugmentSettings(crop=0.25, flip=False, crop_resize=how)
+        crop = v2.RandomResizedCrop(
+            (32, 32), scale=(0.25, 1.0), antialias=True, interpolation=v2.InterpolationMode(how)
+        )
+        torch.manual_seed(5)
+        found[how] = augmented(pixels, VIEW, settings, 5)
+        assert torch.equal(found[how], normalise(crop(source), VIEW))
+    assert not torch.equal(found["bilinear"], found["bicubic"])
+
+
 def test_a_bad_file_is_named(split: FileSplit) -> None:
     split.files[1].write_bytes(b"no picture")
     with pytest.raises(BadImage, match=r"1\.png"):

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.labelled import TrainingViews
 from glancefocus.data.signs import CLASSES, SignsSettings
 from glancefocus.data.sources import DataSettings
 from glancefocus.errors import BadData, BadSetting, UnknownName
@@ -76,6 +77,17 @@ def test_thresholds_are_chosen_on_training_images_as_in_the_paper_on_request(bun
     source = pictures(tmp_path / "fewer", {"train/cat": 3, "val/cat": 2})
     choice = choose_images(Records(bundle, source, tmp_path / "looks"), "train")
     assert (choice.choosing_words, choice.measuring_words) == (f"{source}, train", f"{source}, val")
+
+
+def test_crops_of_a_network_without_settings_of_training_are_resized_as_in_evaluation(
+    small_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    source = pictures(tmp_path / "pets", {"train/cat": 3, "val/cat": 2})
+    for how in ("bilinear", "bicubic"):
+        bundle = small_bundle(view={"interpolation": how})
+        views = Records(bundle, source, tmp_path / "looks", train_images=5).split("train")
+        assert isinstance(views, TrainingViews)
+        assert views.augment.crop_resize == how
 
 
 def test_missing_training_images_are_reported(bundle: Bundle, tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from glancefocus.exits.table import LookTable
-from glancefocus.studies.budgets import accuracies_at, at_random, budget_curve, drawn_difference, look_columns
+from glancefocus.studies.budgets import (
+    accuracies_at,
+    at_random,
+    budget_curve,
+    curves_figure,
+    drawn_difference,
+    look_columns,
+)
 from glancefocus.studies.curves import cheapest_at, envelope
 from glancefocus.studies.pictures import Places, _shares
 from glancefocus.studies.tables import hit_tables
@@ -94,6 +101,12 @@ def test_hits_are_shown_only_where_the_place_of_the_object_is_known() -> None:
     assert [row.mean(0) for row in table.rows] == pytest.approx([0.4, 0.1])
     unknown: Any = {"photographs": [Aimed(None)]}
     assert hit_tables("hits", {**known, **unknown}, images=10) == []
+
+
+def test_the_axis_says_what_the_multiply_adds_are_of() -> None:
+    curves = {"made up": budget_curve(RUN)}
+    for words, figure in (("image", curves_figure(curves)), ("clip", curves_figure(curves, noun="clip"))):
+        assert figure.axes[0].get_xlabel().startswith(f"multiply-adds per {words} (millions")
 
 
 def test_columns_are_named_as_in_the_paper() -> None:

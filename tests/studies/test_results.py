@@ -62,5 +62,6 @@ def test_a_table_has_the_papers_figures_below_ours() -> None:
         "| the paper | 69.62 ± 0.13 | -- |",
     ]
     assert csv_rows(table)[1] == {
-        "row": "ours", "column": "t=2", "mean": 0.75, "deviation": None, "seeds": 1, "paper": None, "paper_deviation": None,
+        "row": "ours", "column": "t=2", "unit": "share", "mean": 0.75, "deviation": None, "seeds": 1,
+        "paper": None, "paper_deviation": None,
     }  # fmt: skip

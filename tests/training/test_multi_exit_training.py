@@ -52,6 +52,20 @@ def test_all_exits_learn(trained: MSDNet, data: Data) -> None:
     assert min(accuracy_of_exits(trained, data.val, VIEW)) > 0.9
 
 
+def test_every_exit_learns_by_its_own_whole_loss(tmp_path: Path) -> None:
+    net = fresh()
+    last_layers = [classifier.get_submodule("linear") for classifier in net.classifiers]
+    for layer in last_layers:
+        torch.nn.init.zeros_(layer.get_parameter("weight"))
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    data = Data(MemorySplit(images, torch.tensor([0, 0]), VIEW), coloured(2, 1), ("red", "green"))
+    train_exits(net, data, VIEW, MultiExitTraining(epochs=1, batch_size=2, lr=0.05), tmp_path / "last.ckpt")
+    for layer in last_layers:
+        # Both classes have a probability of 0.5, so the gradient is (-0.5, 0.5); Nesterov's first step is 0.05 * 1.9 times that.
+        bias = layer.get_parameter("bias").detach()
+        torch.testing.assert_close(bias, torch.tensor([0.0475, -0.0475]), rtol=0, atol=1e-7)
+
+
 def test_a_training_that_was_stopped_ends_as_one_that_was_not(trained: MSDNet, data: Data, tmp_path: Path) -> None:
     file, reached = tmp_path / "last.ckpt", []
 

@@ -12,7 +12,7 @@ from glancefocus.data.images import pixels_of, view_picture
 from glancefocus.errors import BadSetting
 from glancefocus.machine import ensure_torchvision
 from glancefocus.region import normalise
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import Interpolation, ViewSettings
 from glancefocus.values import PositiveShare, Repeats, Share, Shift, check_fields
 
 
@@ -28,6 +28,7 @@ class AugmentSettings:
     light     share of the images whose light changes: colours in [0, 1] times 0.8 to 1.2, plus -0.1 to 0.1 (pictures in files)
     repeat    number of different versions of each image in stages that learn from the backbone, whose answers to them are then
               computed once; 0: new versions in every epoch
+    crop_resize  how random parts of images are resized; clips are resized as in evaluation
     """
 
     crop: PositiveShare = 0.08
@@ -36,6 +37,7 @@ class AugmentSettings:
     shift_share: Share = 1.0
     light: Share = 0.0
     repeat: Repeats = 0
+    crop_resize: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -63,7 +65,9 @@ def augmented(
         flip = augment.flip and bool(torch.rand(1) < 0.5)
         light = torch.rand(3).tolist() if augment.light > 0 else None
     if cropped:
-        image = normalise(v2.functional.resized_crop(pixels, **part, size=list(size), antialias=True), view)
+        how = v2.InterpolationMode(augment.crop_resize)
+        resized = v2.functional.resized_crop(pixels, **part, size=list(size), interpolation=how, antialias=True)
+        image = normalise(resized, view)
     else:
         image, _ = view_picture(picture if isinstance(picture, Image.Image) else Image.fromarray(picture), view)
     if light is not None and light[0] < augment.light:

@@ -206,7 +206,9 @@ class Records:
         """One split, or all images."""
         if name == "train" and self.train_images is not None:
             trained_on = self._trained_on
-            augment = AugmentSettings() if trained_on is None else trained_on.augment
+            # A network of the paper's authors has no settings of training; its crops are resized as in evaluation.
+            as_released = AugmentSettings(crop_resize=self.bundle.settings.view.interpolation)
+            augment = as_released if trained_on is None else trained_on.augment
             return TrainingViews(self.splits[name], self.train_images, augment)
         return self.labelled.whole if name == WHOLE else self.splits[name]
 

@@ -177,7 +177,9 @@ class Latency:
     def words(self) -> str:
         """Where and how it was measured."""
         runtime = "" if self.runtime is None else f", {self.runtime}"
-        return f"{self.device}, {self.threads} threads, batch {self.batch_size}{runtime}"
+        return (
+            f"{self.device}, {self.threads} thread{'' if self.threads == 1 else 's'}, batch {self.batch_size}{runtime}"
+        )
 
     @property
     def ms_after_look(self) -> tuple[float, ...]:

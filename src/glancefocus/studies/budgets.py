@@ -23,6 +23,9 @@ from glancefocus.studies.runs import Finished, Measured
 
 MAIN_PRESET = {"tiny": None, "paper": "gf-resnet50-96"}
 CURVE_POINTS = 25
+BUDGETS_NOTE = (
+    "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
+)
 
 
 def look_columns(looks: int) -> list[str]:
@@ -114,7 +117,8 @@ def size_result(measured: Measured) -> Result:
     share_rows = [
         Row(f"{view} px", [[_share_of(point, n) for point in own] for own in chosen]) for n, view in enumerate(views)
     ]
-    shares = Table("shares", "Share of each patch size among the focus looks, %", columns, share_rows, 0)
+    share_title = "Share of each patch size among the focus looks where sizes are chosen, %"
+    shares = Table("shares", share_title, columns, share_rows, 0)
     curves = {f"{view} px (fixed)": budget_curve(measured.first(view)) for view in views}
     curves["sizes chosen"] = budget_curve(measured.first("chosen"))
     drawings = {
@@ -124,7 +128,7 @@ def size_result(measured: Measured) -> Result:
             "The share of each size among the focus looks, over the budget, first seed.",
         ),
     }
-    note = "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
+    note = f"{BUDGETS_NOTE} The paper's patches have {', '.join(keys[:-1])} and {keys[-1]} px."
     tables = [Table("sizes", title, columns, rows, measured.images, ordered=True, note=note), shares]
     return Result(tables, drawings, remarks=[_gaps(rows), sentence("sizes")])
 
@@ -145,8 +149,10 @@ def _gaps(rows: Sequence[Row]) -> str:
     return f"Chosen sizes less the best fixed size, in points, at each budget: {', '.join(gaps)}."
 
 
-def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tuple[float, float]] | None = None) -> Any:
-    """Accuracy over multiply-adds, one line for each curve; dots: {name: (multiply-adds, accuracy)}."""
+def curves_figure(
+    curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tuple[float, float]] | None = None, *, noun: str = "image"
+) -> Any:
+    """Accuracy over multiply-adds per image (or another noun), one line for each curve; dots: {name: (multiply-adds, accuracy)}."""
     figure, axes = new_figure(4.6)
     for number, (name, points) in enumerate(curves.items()):
         costs, shares = [p["mean_macs"] / 1e6 for p in points], [100 * p["accuracy"] for p in points]
@@ -154,7 +160,7 @@ def curves_figure(curves: Mapping[str, Sequence[Point]], dots: Mapping[str, tupl
     for number, (name, (macs, share)) in enumerate((dots or {}).items()):
         axes.plot(macs / 1e6, 100 * share, "D", color=GREY, markersize=6)
         label_dot(axes, name, (macs / 1e6, 100 * share), number)
-    cost_axis(axes, "multiply-adds per image (millions")
+    cost_axis(axes, f"multiply-adds per {noun} (millions")
     legend_above(figure, axes)
     return figure
 
@@ -201,12 +207,11 @@ def criteria_result(measured: Measured) -> Result:
     for number, row in enumerate(rows):
         means = [100 * mean for c in range(len(budgets)) if (mean := row.mean(c)) is not None]
         axes.plot([budget / 1e6 for budget in budgets], means, label=row.name, **LINES[number])
-    cost_axis(axes, "multiply-adds per image (millions")
+    cost_axis(axes, "budget, multiply-adds per image (millions")
     legend_above(figure, axes, columns=1)
-    note = "In parentheses: the paper's budgets. Ours are at the same share of the range from the glance to all looks."
-    table = Table("criteria", title, columns, rows, measured.images, ordered=True, note=note)
+    table = Table("criteria", title, columns, rows, measured.images, ordered=True, note=BUDGETS_NOTE)
     first = measured.first("network")
-    drawing = Drawing(figure, "Accuracy over multiply-adds with each exit criterion.")
+    drawing = Drawing(figure, "Accuracy over the budget with each exit criterion, mean over the seeds.")
     return Result([table, solver_table(measured["network"]), real_cost_table(first)], {"criteria": drawing})
 
 
@@ -231,12 +236,13 @@ def solver_table(runs: Sequence[Finished]) -> Table:
         clearly += sum(high < 0 for _, _, high in intervals)
     rows = [
         *(Row(name, values[solver]) for solver, name in names.items()),
-        Row("difference", gaps),
-        Row(f"difference, mean of {DRAWS} random draws", drawn),
+        Row("direct less geometric, points", gaps),
+        Row(f"the same, mean of {DRAWS} random draws", drawn),
     ]
     note = (
-        f"The whole 95 % interval of the difference is below zero at {clearly} of {len(budgets) * len(runs)} budgets. Last row: "
-        "as many images as above are drawn at random from all of these images to choose thresholds, and the others are measured."
+        f"The 95 % interval of the difference is entirely below zero at {clearly} of {len(budgets) * len(runs)} budgets of all "
+        "seeds. Last row: the images that choose thresholds and those that are measured are put together and divided again at "
+        "random, into parts of the same sizes."
     )
     columns = [macs_words(budget) for budget in budgets]
     return Table("solvers", "Solvers of thresholds: accuracy, %", columns, rows, len(first), note=note)
@@ -298,4 +304,5 @@ def real_cost_table(run: Finished) -> Table:
         Row("accuracy, %", [[100 * share for _, share in found]]),
     ]
     columns = [macs_words(budget) for budget in budgets]
-    return Table("real-cost", "The cost that really occurs when images are predicted", columns, rows, unit="number")
+    title = "Mean cost of predicting all images with each budget of multiply-adds, first seed"
+    return Table("real-cost", title, columns, rows, unit="number")

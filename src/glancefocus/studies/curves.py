@@ -75,6 +75,7 @@ COMPARED = (
     "million multiply-adds at the backbone's accuracy",
     "times fewer",
 )
+COMPARED_NOTE = "--: glancefocus does not reach the backbone's accuracy."
 
 
 def compared_row(name: str, curves: Sequence[Sequence[Point]], dots: Dots) -> Row:
@@ -121,11 +122,13 @@ def main_result(measured: Measured) -> Result:
     drawings = {
         family: Drawing(
             main_figure(curves, dots[family], measured.scope.scale == "paper"),
-            f"{family}: each network (grey), the best of them for every budget (black), the plain backbone (diamonds), first seed.",
+            f"{family}: each network (grey), the best of them for every budget (black), the plain backbone (diamonds, with the "
+            "side of its images), first seed.",
         )
         for family, curves in families.items()
     }
-    table = Table("main", "Networks against their plain backbones", COMPARED, rows, unit="number")
+    title = "Networks against their plain backbones, means per image"
+    table = Table("main", title, COMPARED, rows, unit="number", note=COMPARED_NOTE)
     return Result([table], drawings, remarks=[sentence("main")])
 
 
@@ -157,7 +160,7 @@ def main_figure(curves: Mapping[str, Sequence[Point]], dots: Dots, with_others: 
 def resolution_networks(scope: Scope) -> dict[str, tuple[int, int]]:
     """{name: (side of the images, side of glance and patches)}."""
     pairs = (
-        [(112, 32), (160, 48), (224, 64)] if scope.scale == "tiny" else [(224, 96), (224, 128), (384, 160), (384, 192)]
+        [(112, 32), (160, 48), (192, 56)] if scope.scale == "tiny" else [(224, 96), (224, 128), (384, 160), (384, 192)]
     )
     return {f"{side} px, patches of {patch} px": (side, patch) for side, patch in pairs}
 
@@ -193,9 +196,11 @@ def resolution_result(measured: Measured) -> Result:
         own = [budget_curve(run) for run in measured[name]]
         curves[name] = own[0]
         rows.append(compared_row(name, own, {"": sides[f"backbone at {side} px"]}))
-    table = Table("resolution", "Networks against their plain backbones, by image size", COMPARED, rows, unit="number")
+    title = "Networks against their plain backbones, by image size, means per image"
+    table = Table("resolution", title, COMPARED, rows, unit="number", note=COMPARED_NOTE)
     drawing = Drawing(
-        curves_figure(curves, sides), "Accuracy over multiply-adds for each image size; diamonds: the plain backbone."
+        curves_figure(curves, sides),
+        "Accuracy over multiply-adds for each image size, first seed; diamonds: the plain backbone.",
     )
     return Result([table], {"resolution": drawing}, remarks=[sentence("resolution")])
 
@@ -211,15 +216,18 @@ def anytime_result(measured: Measured) -> Result:
     macs = runs[0].bundle.costs.macs_after_look
     rows = [Row("glancefocus", [run.after_looks() for run in runs])]
     columns = [f"{name} ({cost / 1e6:,.1f}M)" for name, cost in zip(look_columns(len(macs)), macs, strict=True)]
-    table = Table("anytime", "Top-1 accuracy if every image takes t looks, %", columns, rows, measured.images)
+    title, note = "Top-1 accuracy if every image takes t looks, %", "In parentheses: multiply-adds per image."
+    table = Table("anytime", title, columns, rows, measured.images, note=note)
     figure = anytime_figure({"glancefocus": list(zip(macs, means_of(rows[0]), strict=True))}, dots)
     drawing = Drawing(
         figure, "Accuracy if the network is stopped after each look, and of the plain backbone on resized images."
     )
     sizes = [f"{name} ({cost / 1e6:,.1f}M)" for name, (cost, _) in dots.items()]
     plain = [Row("plain backbone", [[share for _, share in dots.values()]])]
-    resized = Table("backbone", "The plain backbone on resized images, %", sizes, plain, measured.images)
-    return Result([table, resized], {"anytime": drawing}, remarks=[sentence("anytime")])
+    title = "Top-1 accuracy of the plain backbone on resized images, %"
+    resized = Table("backbone", title, sizes, plain, measured.images, note=note)
+    remark = f"{sentence('anytime')} The study msdnet compares with MSDNet."
+    return Result([table, resized], {"anytime": drawing}, remarks=[remark])
 
 
 def means_of(row: Row) -> list[float]:
@@ -282,7 +290,7 @@ def length_result(measured: Measured) -> Result:
 
 
 # The expected number of looks: Figure 15.
-SHOWN_POINTS = 4
+SHOWN_POINTS, LETTERS = 4, "ABCD"
 
 
 def expected_runs(scope: Scope) -> dict[str, Run]:
@@ -294,10 +302,10 @@ def expected_result(measured: Measured) -> Result:
     first = sorted(curves[0], key=expected_looks)
     shown = [first[round(n * (len(first) - 1) / (SHOWN_POINTS - 1))] for n in range(SHOWN_POINTS)]
     places = [curves[0].index(point) for point in shown]
-    columns = [f"{point['mean_macs'] / 1e6:,.1f}M" for point in shown]
     looks = len(shown[0]["exits_per_look"])
-    values = [[curve[place] for place in places] for curve in curves]  # the same budgets for all seeds
+    values = [[curve[place] for place in places] for curve in curves]  # about the same budgets for all seeds
     rows = [
+        Row("million multiply-adds per image", [[point["mean_macs"] / 1e6 for point in own] for own in values]),
         Row("expected looks E(t)", [[expected_looks(point) for point in own] for own in values]),
         Row("accuracy, %", [[100 * point["accuracy"] for point in own] for own in values]),
         *(
@@ -305,9 +313,12 @@ def expected_result(measured: Measured) -> Result:
             for look in range(looks)
         ),
     ]
-    table = Table("looks", "Budgets, expected looks and accuracy", columns, rows, unit="number")
+    title = "Expected looks and accuracy with four budgets"
+    table = Table("looks", title, list(LETTERS[:SHOWN_POINTS]), rows, unit="number")
     drawing = Drawing(
-        expected_figure(first, shown), "Accuracy over the expected number of looks; below: images by number of looks."
+        expected_figure(first, shown),
+        "Accuracy over the expected number of looks, first seed. Below: images by the number of their looks at the budgets of the "
+        "table.",
     )
     spread = statistics.mean(max(p["accuracy"] for p in curve) - curve[0]["accuracy"] for curve in curves)
     remark = (
@@ -333,13 +344,15 @@ def expected_figure(points: Sequence[Point], shown: Sequence[Point]) -> Any:
     for number, point in enumerate(shown):
         x, y = expected_looks(point), 100 * point["accuracy"]
         axes.plot(x, y, "*", color="black", markersize=12)
-        axes.annotate("ABCDEFGH"[number], (x, y), xytext=(4, -14), textcoords="offset points")
+        axes.annotate(LETTERS[number], (x, y), xytext=(4, -14), textcoords="offset points")
         inset = below.inset_axes((number / len(shown) + 0.03, 0.18, 1 / len(shown) - 0.07, 0.65))
         inset.bar(range(1, looks + 1), point["exits_per_look"], color=SKY, edgecolor=BLUE)
-        inset.set_title(f"{'ABCDEFGH'[number]}: E(t) = {x:.2f}", fontsize=8)
+        inset.set_title(f"{LETTERS[number]}: E(t) = {x:.2f}", fontsize=8)
         inset.set_xticks(range(1, looks + 1))
         inset.tick_params(labelsize=7)
         inset.set_xlabel("looks", fontsize=8)
+        if number == 0:
+            inset.set_ylabel("images", fontsize=8)
     axes.set_xlabel("expected number of looks E(t)")
     axes.set_ylabel("accuracy (%)")
     return figure

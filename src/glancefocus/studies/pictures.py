@@ -23,7 +23,15 @@ from glancefocus.region import top_left
 from glancefocus.settings import ViewSettings
 from glancefocus.studies.budgets import at_random, budget_curve, curves_figure
 from glancefocus.studies.catalogue import networks, paper_row, sentence, source_of
-from glancefocus.studies.curves import COMPARED, Dots, backbone_dots, cheapest_at, compared_row, whole_image
+from glancefocus.studies.curves import (
+    COMPARED,
+    COMPARED_NOTE,
+    Dots,
+    backbone_dots,
+    cheapest_at,
+    compared_row,
+    whole_image,
+)
 from glancefocus.studies.networks import TINY_CLIPS, TINY_IMAGES, Run, Scope, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table, Value
 from glancefocus.studies.runs import Finished, Measured
@@ -33,6 +41,7 @@ GRID, COARSE_GRID = 15, 7
 MOST_IMAGES, DRAWN_EACH = 200, 3
 NEARLY_ALL = 0.9
 EXAMPLES_EACH = 4
+BOXES = "Boxes are numbered in the order of the looks; green: the answer is right after this look, orange: it is wrong."
 _AT_ONCE = 64
 
 
@@ -90,11 +99,17 @@ def heatmap_result(measured: Measured) -> Result:
     columns = [f"positive at {nearly}", f"negative at {nearly}", "neither"]
     rows = [Row(f"{reward} reward", values[reward]) for reward in rewards]
     images = min(MOST_IMAGES, measured.images)
-    table = Table("heatmap", "Images by the sign of the reward of the second look, %", columns, rows, images)
+    title = "Images by the sign of the reward of the second look, %"
+    note = (
+        f"The first {images} images, with a second look at each of {COARSE_GRID}x{COARSE_GRID} places. The reward is that of the "
+        "probability of the label; the contrastive one subtracts its mean over all places."
+    )
+    table = Table("heatmap", title, columns, rows, images, note=note)
     figure = heatmap_figure(measured.first("network"))
     caption = (
-        "The reward of the second look at each place: the picture, the increment, the contrastive reward. Above: images in which "
-        "the place matters. Below: images that gain confidence nearly everywhere."
+        "The reward of the second look at each place, first seed: the picture with its label and the probability of the label "
+        f"after the glance, the increment, the contrastive reward. First {DRAWN_EACH} rows: images in which the place matters "
+        "most. Others: images whose smallest increment is the largest."
     )
     return Result([table], {"heatmap": Drawing(figure, caption)}, remarks=[sentence("heatmap")])
 
@@ -139,7 +154,9 @@ def heatmap_figure(run: Finished) -> Figure:
         height, width = int(image.shape[-2]), int(image.shape[-1])
         px = run.bundle.settings.candidates[aimed_candidate(run.bundle.settings)].extent_px(height, width)
         last = top_left(torch.ones(1, 2), height, width, px)[0].tolist()
-        extent = (px / 2, last[1] + px / 2, last[0] + px / 2, px / 2)
+        # The first and the last places are in the middle of their cells.
+        (half_y, half_x), (bottom, right) = (side / (GRID - 1) / 2 for side in last), last
+        extent = (px / 2 - half_x, px / 2 + right + half_x, px / 2 + bottom + half_y, px / 2 - half_y)
         line[0].imshow(pixels_of(image, run.bundle.settings.view))
         line[0].set_title(f"{run.bundle.classes[label]}: {places.before:.2f} after the glance", fontsize=8)
         for axes, name in ((line[1], "increment"), (line[2], "contrastive")):
@@ -185,10 +202,7 @@ def gallery_result(measured: Measured) -> Result:
     ]
     columns = ["glance", *(f"look {look}" for look in range(2, looks + 1))]
     table = Table("gallery", "Where images stop with the thresholds of the network, %", columns, rows, measured.images)
-    remark = (
-        "Boxes are numbered in the order of the looks; green: the answer is right after this look, orange: it is wrong."
-    )
-    return Result([table], galleries=galleries_of(run), remarks=[remark])
+    return Result([table], galleries=galleries_of(run), remarks=[BOXES])
 
 
 SIGNS_PRESET = "gf-resnet18-192-roads"
@@ -225,12 +239,15 @@ def traffic_result(measured: Measured) -> Result:
     }
     rows = [Row(names[key], own, paper_row("traffic-signs", key, share=False)[0]) for key, own in values.items()]
     title = f"Traffic signs ({source_of('traffic-signs')})"
-    table = Table("traffic-signs", title, ["multiply-adds, G", "accuracy, %"], rows, unit="number")
+    note = "Multiply-adds are means per image. Random patches: as many images stop at each look as in the last row."
+    columns = ["multiply-adds, G", "accuracy, %"]
+    table = Table("traffic-signs", title, columns, rows, unit="number", note=note)
     curves = {"glancefocus": budget_curve(measured.first("network"))}
     drawing = Drawing(
-        curves_figure(curves, {"plain backbone": (macs, share)}), "Accuracy over multiply-adds, first seed."
+        curves_figure(curves, {"plain backbone": (macs, share)}),
+        "Accuracy over multiply-adds, first seed; diamond: the plain backbone.",
     )
-    return Result([table], {"traffic-signs": drawing}, galleries_of(measured.first("network")))
+    return Result([table], {"traffic-signs": drawing}, galleries_of(measured.first("network")), remarks=[BOXES])
 
 
 # Clips: Figures 13 and 14.
@@ -263,7 +280,11 @@ def video_result(measured: Measured) -> Result:
         rows.append(compared_row(name, own, {"": backbone}))
     if measured.scope.scale == "paper":
         dots |= {each.name: (each.macs, each.accuracy) for each in networks("something-something-v1")}
-    table = Table("video", "Networks against their plain backbones, per clip", COMPARED, rows, unit="number")
-    drawing = Drawing(curves_figure(curves, dots), "Accuracy over multiply-adds per clip, first seed.")
+    title = "Networks against their plain backbones, means per clip"
+    table = Table("video", title, COMPARED, rows, unit="number", note=COMPARED_NOTE)
+    figure = curves_figure(curves, dots, noun="clip")
+    drawing = Drawing(
+        figure, "Accuracy over multiply-adds per clip, first seed; diamonds: other networks on whole clips."
+    )
     first = measured.first(next(iter(video_presets(measured.scope))))
-    return Result([table], {"video": drawing}, galleries_of(first), remarks=[sentence("video")])
+    return Result([table], {"video": drawing}, galleries_of(first), remarks=[sentence("video"), BOXES])

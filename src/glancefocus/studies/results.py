@@ -269,17 +269,18 @@ def _spread(table: Table, value: float, deviation: Value, digits: int) -> str:
     return text if deviation is None else f"{text} ± {100 * deviation:.{digits}f}"
 
 
-_CSV_COLUMNS = ("row", "column", "mean", "deviation", "seeds", "paper", "paper_deviation")
+_CSV_COLUMNS = ("row", "column", "unit", "mean", "deviation", "seeds", "paper", "paper_deviation")
 
 
 def csv_rows(table: Table) -> list[dict[str, Any]]:
-    """One line for each cell."""
+    """One line for each cell; unit: see Table, shares are not in percent here."""
     found = []
     for row in table.rows:
         for column, name in enumerate(table.columns):
             paper = [values[column] if column < len(values) else None for values in (row.paper, row.paper_deviation)]
             found.append({
-                "row": row.name, "column": name, "mean": row.mean(column), "deviation": row.deviation(column),
+                "row": row.name, "column": name, "unit": table.unit,
+                "mean": row.mean(column), "deviation": row.deviation(column),
                 "seeds": len(row.known(column)), "paper": paper[0], "paper_deviation": paper[1],
             })  # fmt: skip
     return found
@@ -302,8 +303,15 @@ def plain(about: About, result: Result) -> dict[str, Any]:
                 "title": table.title,
                 "columns": list(table.columns),
                 "images": table.images,
+                "unit": table.unit,
+                "note": table.note,
                 "rows": [
-                    {"name": row.name, "values": [list(values) for values in row.values], "paper": list(row.paper)}
+                    {
+                        "name": row.name,
+                        "values": [list(values) for values in row.values],
+                        "paper": list(row.paper),
+                        "paper_deviation": list(row.paper_deviation),
+                    }
                     for row in table.rows
                 ],
             }
@@ -318,7 +326,7 @@ def terminal_tables(result: Result) -> list[TerminalTable]:
     """The tables for the terminal."""
     shown = []
     for table in result.tables:
-        printed = TerminalTable(title=table.title)
+        printed = TerminalTable(title=table.title, caption=table.note or None)
         for column in ("", *table.columns):
             printed.add_column(column, justify="right" if column else "left")
         for name, cells in text_rows(table):

@@ -34,11 +34,11 @@ from glancefocus.runtime.choose import open_backbone, open_runtime
 from glancefocus.settings import ViewSettings
 from glancefocus.studies.budgets import budget_curve, curves_figure, legend_above, look_columns
 from glancefocus.studies.catalogue import paper_row, sentence, source_of
-from glancefocus.studies.curves import anytime_figure, backbone_dots, means_of, whole_image
+from glancefocus.studies.curves import COMPARED_NOTE, anytime_figure, backbone_dots, means_of, whole_image
 from glancefocus.studies.networks import Chain, Run, Scope, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table
 from glancefocus.studies.runs import RUNS_FOLDER, Finished, Measured
-from glancefocus.training.multi_exit import MultiExitTraining, train_exits
+from glancefocus.training.multi_exit import LOSS, MultiExitTraining, train_exits
 from glancefocus.training.run_folder import BACKBONE_FILE
 from glancefocus.values import to_plain
 
@@ -77,7 +77,7 @@ class ExitsRun:
         """Hash of everything that the trained network depends on."""
         network = to_plain(self.network) if isinstance(self.network, MSDNetSettings) else [*self.network, self.options]
         data = {name: value for name, value in to_plain(self.data).items() if name not in ("workers", "hold_mib")}
-        return fingerprint([network, to_plain(self.training), data, to_plain(self.view)])
+        return fingerprint([LOSS, network, to_plain(self.training), data, to_plain(self.view)])
 
     def build(self) -> MultiExit:
         with torch.random.fork_rng(devices=[]):
@@ -160,6 +160,10 @@ def our_chain(scope: Scope) -> Chain:
     return chain(scope, None if scope.scale == "tiny" else "gf-densenet121-96")
 
 
+BUDGETED = "Budgeted: accuracy over mean multiply-adds, first seed; diamond: the plain backbone."
+AFFORDED = "--: the first exit costs more."
+
+
 # Figures 7 (f) and 18.
 def msdnet_runs(scope: Scope) -> dict[str, Run]:
     own = our_chain(scope)
@@ -176,16 +180,25 @@ def msdnet_result(measured: Measured) -> Result:
     most = max(len(costs) for costs in lines.values())
     costs = [Row(name, [[macs / 1e6 for macs in own]]) for name, own in lines.items()]
     tables = [
-        Table("anytime", "Accuracy after look or exit t, %", look_columns(most), list(rows.values()), measured.images),
-        Table("cost", "Multiply-adds after look or exit t, millions", look_columns(most), costs, unit="number"),
+        Table(
+            "anytime",
+            "Top-1 accuracy after look or exit t, %",
+            look_columns(most),
+            list(rows.values()),
+            measured.images,
+        ),
+        Table(
+            "cost", "Multiply-adds per image after look or exit t, millions", look_columns(most), costs, unit="number"
+        ),
         _at_budgets(ours, others, measured.images),
     ]
     dots = backbone_dots(measured.first("backbone"), resized=False)
     points = {name: list(zip(macs, means_of(rows[name]), strict=True)) for name, macs in lines.items()}
     drawings = {
-        "budgeted": Drawing(curves_figure(curves, dots), "Budgeted: accuracy over mean multiply-adds, first seed."),
+        "budgeted": Drawing(curves_figure(curves, dots), BUDGETED),
         "anytime": Drawing(
-            anytime_figure(points, dots), "Anytime: accuracy if every image stops at the same look or exit."
+            anytime_figure(points, dots),
+            "Anytime: accuracy if every image stops at the same look or exit, mean over the seeds.",
         ),
     }
     return Result(tables, drawings, remarks=[sentence("anytime"), sentence("msdnet")])
@@ -203,7 +216,8 @@ def _at_budgets(ours: Sequence[Finished], others: Mapping[str, Sequence[Any]], i
     rows = [Row("glancefocus", [best(run) for run in ours])]
     rows += [Row(name, [best(run) for run in runs]) for name, runs in others.items()]
     columns = [f"{budget / 1e6:,.1f}M" for budget in budgets]
-    return Table("budgeted", "Best accuracy within a mean budget of multiply-adds, %", columns, rows, images)
+    title = "Best accuracy within a budget of mean multiply-adds per image, %"
+    return Table("budgeted", title, columns, rows, images, note=AFFORDED)
 
 
 PHONE_NETWORKS = (
@@ -237,11 +251,11 @@ def phone_runs(scope: Scope) -> dict[str, Run]:
 
 def phone_result(measured: Measured) -> Result:
     figure, axes = new_figure(4.6)
-    rows, devices = [], []
+    rows, devices = [], dict[str, None]()
     for number, name in enumerate(_networks(measured)):
         run, backbone = measured.first(name), measured.first(f"backbone of {name}")
         latency, backbone_ms = _latency(name, run, measured.latency)
-        devices.append(latency.words)
+        devices[latency.words] = None
         share = whole_image(backbone_dots(backbone, resized=False))[1]
         curve = sorted((latency.mean_ms(point), point["accuracy"]) for point in budget_curve(run))
         axes.plot([ms for ms, _ in curve], [100 * s for _, s in curve], label=name, **LINES[number % len(LINES)])
@@ -254,10 +268,10 @@ def phone_result(measured: Measured) -> Result:
     cost_axis(axes, "time per image (ms")
     legend_above(figure, axes)
     columns = ["backbone, %", "backbone, ms", "glancefocus, ms, at that accuracy", "times faster"]
-    table = Table(
-        "phone", "Milliseconds for one image", columns, rows, unit="number", note=f"Measured on {devices[0]}."
-    )
-    drawing = Drawing(figure, "Accuracy over the mean time of an image, first seed.")
+    missing = COMPARED_NOTE if measured.latency is None else "The files of latencies have no times of the backbone."
+    note = f"Measured on {'; '.join(devices)}. {missing}"
+    table = Table("phone", "Milliseconds for one image", columns, rows, unit="number", note=note)
+    drawing = Drawing(figure, "Accuracy over the mean time of an image, first seed; diamonds: the plain backbone.")
     return Result([table], {"phone": drawing}, remarks=[sentence("phone")])
 
 
@@ -296,16 +310,16 @@ def gpu_result(measured: Measured) -> Result:
             paper, _ = paper_row("gpu", f"{name.partition('-')[0]} {what}", share=False)
             rows.append(Row(f"{name}, {what}", [[cost / 1e9, speed, 100 * share]], paper))
         ratios.append(
-            f"{found.time_ratio:.2f} times the throughput with {found.mac_ratio:.2f} times fewer multiply-adds"
+            f"{name}: {found.time_ratio:.2f} times the throughput with {found.mac_ratio:.2f} times fewer multiply-adds"
         )
-    columns = ["multiply-adds, G", "images per second", "accuracy, %"]
+    columns = ["multiply-adds per image, G", "images per second", "accuracy, %"]
     title = f"Multiply-adds and throughput at the backbone's accuracy ({source_of('gpu')})"
     note = f"Measured on {device}. Reading images is not included."
     table = Table("gpu", title, columns, rows, unit="number", note=note)
     paper_words = (
         "In the paper, throughput is 1.86 times as high for ResNet-50, 2.07 for DenseNet-121 and 1.50 for DenseNet-169."
     )
-    return Result([table], remarks=[f"glancefocus against its backbone: {'; '.join(ratios)}.", paper_words])
+    return Result([table], remarks=[f"glancefocus against its backbone, {'; '.join(ratios)}.", paper_words])
 
 
 def _throughput(run: Finished, backbone: Finished) -> Throughput:

@@ -24,9 +24,10 @@ from glancefocus.values import Epochs, Rate, Seed, TrainBatchSize, WeightDecay, 
 
 @dataclass(frozen=True)
 class MultiExitTraining:
-    """How all exits are trained together: the mean of their cross-entropies, by SGD with Nesterov momentum 0.9.
+    """How all exits are trained together: the sum of their cross-entropies, by SGD with Nesterov momentum 0.9.
 
-    The defaults are those of MSDNet's paper for ImageNet, where the loss is the sum over the exits, though, not their mean.
+    The defaults are those of MSDNet's paper for ImageNet. Members of an ensemble share no weights, so each learns from its own
+    cross-entropy, at this rate.
 
     rates  steps: divided by 10 after one and two thirds of the epochs, as published; cosine: as our own stages
     """
@@ -40,6 +41,10 @@ class MultiExitTraining:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+LOSS = "sum over the exits"
+"""Part of the hashes of trainings, so that one with another loss is not continued."""
 
 
 def train_exits(
@@ -61,7 +66,7 @@ def train_exits(
         net.parameters(), lr=settings.lr, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     optimizer.param_groups[0]["initial_lr"] = settings.lr
-    of_what = fingerprint([to_plain(settings), repr(net), len(data.train)], data.train.labels)
+    of_what = fingerprint([LOSS, to_plain(settings), repr(net), len(data.train)], data.train.labels)
     for epoch in range(_resumed(file, net, optimizer, of_what), settings.epochs):
         net.train()
         seed = mix(settings.seed, epoch)
@@ -97,7 +102,7 @@ def _resumed(file: Path, net: MultiExit, optimizer: torch.optim.Optimizer, of_wh
 
 def _update(net: MultiExit, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
     answers = net.own_answers(images) if isinstance(net, DepthEnsemble) else net(images)
-    loss = torch.stack([F.cross_entropy(logits.float(), labels) for logits in answers]).mean()
+    loss = torch.stack([F.cross_entropy(logits.float(), labels) for logits in answers]).sum()
     if not bool(loss.isfinite()):
         raise NonFinite(f"the loss became {float(loss)}. Lower the learning rate.")
     optimizer.zero_grad()
