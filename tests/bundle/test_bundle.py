@@ -77,6 +77,12 @@ def test_a_loaded_bundle_answers_as_the_saved_one(variant: str, small_bundle: Ma
     assert (loaded.net.glance_encoder is loaded.net.focus_encoder) == bundle.settings.shared_encoder
 
 
+def test_a_bundle_of_a_single_look_is_loaded_again(small_bundle: MakeBundle, tmp_path: Path) -> None:
+    bundle = small_bundle(looks=1)
+    loaded = Bundle.load(bundle.save(tmp_path / "bundle"))
+    assert torch.equal(bundle.predict(pixels()).logits, loaded.predict(pixels()).logits)
+
+
 def test_gf_load_answers_as_the_saved_bundle_and_saves_the_same_again(
     bundle: Bundle, folder: Path, tmp_path: Path
 ) -> None:

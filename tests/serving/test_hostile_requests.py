@@ -1,6 +1,7 @@
 """Everything hostile that reaches the server: the right 4xx with a sentence, and the server goes on as if nothing had happened."""
 
 import base64
+import gc
 import io
 import json
 import socket
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -59,6 +62,14 @@ def cut_off() -> bytes:
     file = io.BytesIO()
     Image.effect_noise((200, 200), 50).convert("RGB").save(file, "JPEG")
     return file.getvalue()[:3000]
+
+
+def large_cut_off() -> bytes:
+    """About 100,000 bytes of a picture of 90,000 pixels."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG", quality=95)
+    return file.getvalue()[:100_000]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +236,33 @@ def test_a_client_that_sends_too_slowly_gets_408(running: Any) -> None:
     assert "within 2 seconds" in answer["error"]
 
 
+@pytest.mark.parametrize(
+    "beginning", [b"", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Le"], ids=["nothing", "half a head"]
+)
+def test_a_connection_without_a_whole_head_of_a_request_is_closed(running: Any, beginning: bytes) -> None:
+    with connected(running) as connection:
+        connection.sendall(beginning)
+        connection.settimeout(20)
+        assert connection.recv(1000) == b""
+
+
+def test_a_connection_whose_second_request_has_half_a_head_is_closed(running: Any) -> None:
+    with connected(running) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /health/li")
+        status, _ = received(connection)
+        assert status == 200
+        assert connection.recv(1000) == b""
+
+
+def test_a_connection_that_goes_on_with_requests_stays_open(running: Any) -> None:
+    with connected(running) as connection:  # for longer than the 2 s in which a request must be received
+        for _ in range(10):
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            status, _ = received(connection)
+            assert status == 200
+            time.sleep(0.4)
+
+
 def test_a_client_that_goes_away_while_it_sends_leaves_nothing_behind(running: Any) -> None:
     with connected(running) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
@@ -239,6 +277,34 @@ def test_a_client_that_goes_away_before_the_answer_leaves_nothing_behind(
             connection.sendall(
                 b"POST /predict?looks=3 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(picture), picture)
             )
+
+
+def test_hostile_requests_leave_the_memory_as_it_was(running: Any) -> None:
+    def processes() -> list[psutil.Process]:
+        return [psutil.Process(), *map(psutil.Process, running.service.decoders.process_ids())]
+
+    def memory_bytes() -> int:
+        gc.collect()
+        return int(sum(process.memory_info().rss for process in processes()))
+
+    noise = np.random.default_rng(0).bytes(190_000)
+    bodies = [
+        (noise, "image/png", 422),
+        (large_cut_off(), "image/jpeg", 422),
+        (bomb() + noise[:180_000], "image/png", 422),
+        (b'{"images": [{"data": "' + base64.b64encode(noise[:130_000]), "application/json", 422),
+        (b"--b\r\n" + noise, "multipart/form-data; boundary=b", 422),
+        (noise * 2, "image/png", 413),
+    ]
+
+    def send(rounds: int) -> None:
+        for content, kind, status in bodies * rounds:
+            sentence(running.predict(content=content, headers={"content-type": kind}), status)
+
+    send(10)
+    before = memory_bytes()
+    send(50)  # 300 requests with 60 million bytes
+    assert memory_bytes() - before < 20_000_000
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 100 + b"\r\n\r\n", b"GET\r\n\r\n"])

@@ -287,7 +287,8 @@ def weight_bytes(settings: NetworkSettings) -> int:
 def loading_bytes(settings: NetworkSettings) -> int:
     """The least that it takes to load the network and to look once: the weights twice, as they are made and as they are read, and
     what goes into and comes out of the largest layer."""
-    largest = max(settings.glance_px, *(view.px for view in settings.candidates if settings.looks > 1))
+    focus_px = [view.px for view in settings.candidates if settings.looks > 1]
+    largest = max([settings.glance_px, *focus_px])
     encoder = on_meta(settings).glance_encoder
     return 2 * weight_bytes(settings) + _FLOAT_BYTES * _largest_layer(encoder, settings.frames, largest)
 

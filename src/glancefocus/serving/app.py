@@ -315,6 +315,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.service.on_failure = self._give_up
+        self._silent: dict[Any, tuple[Any, float]] = {}
 
     def serve_on(self, listening: socket.socket) -> None:
         """Serve until Ctrl-C or SIGTERM; then everything that was accepted is answered first. Raises what stopped loading."""
@@ -336,6 +337,27 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # every second
+            self._close_silent(time.monotonic())
+        return await super().on_tick(counter)
+
+    def _close_silent(self, now: float) -> None:
+        """Close connections on which no request has begun for longer than it may take to receive one.
+
+        uvicorn would wait forever for the rest of a head, and refuse others when there are too many such connections.
+        """
+        silent = {}
+        for connection in self.server_state.connections:
+            cycle = getattr(connection, "cycle", None)  # of the latest request whose head has arrived
+            if cycle is None or cycle.response_complete:
+                latest, since = self._silent.get(connection, (None, now))
+                silent[connection] = (cycle, since if latest is cycle else now)
+        self._silent = silent
+        for connection, (_, since) in silent.items():
+            if now - since > self.service.limits.receive_s and connection.transport is not None:
+                connection.transport.close()
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.service.ready = False
