@@ -138,6 +138,16 @@ def test_the_policy_of_photographs_is_small_whatever_the_backbone(folder: str) -
     assert named.network.policy.head == "linear"
 
 
+def test_a_resnet_copies_its_teacher_at_a_lower_rate_than_a_light_network(folder: str) -> None:
+    light, other = (
+        train_settings(folder, backbone=name, changes={"weights": "pretrained"})
+        for name in ("tf_efficientnet_lite0", "resnet50")
+    )
+    # Batches of 4 images: sqrt(4 / 32) of 0.0005 and of 0.00007, rounded to one digit.
+    assert (light.glance.lr, light.recognise.encoder_lr) == (2e-4, 2e-4)
+    assert (other.glance.lr, other.recognise.encoder_lr) == (2e-5, 2e-5)
+
+
 def test_stages_without_the_backbone_learn_from_labels_only(folder: str) -> None:
     settings = train_settings(folder, stages=["glance,1"])
     assert (settings.glance.distill, settings.recognise.distill, settings.recognise.aims) == (0.0, 0.0, "random")

@@ -114,7 +114,7 @@ def test_large_scenes_have_a_recipe_of_their_own() -> None:
     assert small.plan() == ["backbone", "glance", "recognise", "point", "finetune", "point"]
     assert large.plan() == ["small", "backbone", "glance", "recognise", "point", "finetune", "aim"]
     assert (large.small.side_px, large.data.augment.shift_px, large.glance.evidence_weight) == (106, 16, 3.0)
-    assert (small.glance.evidence_weight, small.finetune.mistaken_glances, small.data.augment.shift_px) == (0, 0, 0)
+    assert (small.glance.evidence_weight, small.finetune.deviation, small.data.augment.shift_px) == (0, 0, 0)
     view = {"height_px": 960, "width_px": 1280}
     own_plan = train_settings("signs", network={"view": view}, stages=["initialise,1,2"])
     assert own_plan.plan() == ["backbone", "glance", "recognise", "aim"]

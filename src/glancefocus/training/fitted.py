@@ -120,7 +120,8 @@ LEAST_FOR_TWO = 400  # held-out images: thresholds for another view, chosen on f
 # places from a few thousand photographs, and takes most of the time and memory of the stage.
 SMALL_POLICY = {"head": "conv", "units": 256}
 REPEATS = (4, 10)  # fewest and most augmentations of each image in stages that learn from the backbone
-ADAMW_RATE = 5e-4  # of AdamW for pretrained encoders and batches of LARGEST_BATCH images
+# Of AdamW, for pretrained encoders and batches of LARGEST_BATCH images: for EfficientNets and MobileNets, and for all others.
+LIGHT_RATE, USUAL_RATE = 5e-4, 7e-5
 FROM_RANDOM = 4.0  # factor on the epochs where the encoders start from random weights
 
 
@@ -129,12 +130,14 @@ class Fitting:
     """The inputs that a recipe is fitted to.
 
     pretrained  the encoders start from pretrained weights
+    light       the backbone is a MobileNet or an EfficientNet
     """
 
     survey: Survey
     pretrained: bool
     on_gpu: bool = False
     effort: Effort = "usual"
+    light: bool = True
 
 
 def fitted_sizes(survey: Survey, network: dict[str, Any]) -> Recipe:
@@ -214,7 +217,8 @@ WITHOUT_LESSONS: Recipe = {
 def _with_lessons(recipe: Recipe, fitting: Fitting) -> Recipe:
     """The recipe for photographs: all small inputs learn from the backbone, the policy from its evidence; no reinforcement."""
     # AdamW copies a teacher better than SGD within the same epochs. Its rate grows with the root of the batch size.
-    exact = ADAMW_RATE * math.sqrt(recipe["batch_size"] / LARGEST_BATCH) * (1 if fitting.pretrained else 4)
+    usual = USUAL_RATE if fitting.pretrained and not fitting.light else LIGHT_RATE
+    exact = usual * math.sqrt(recipe["batch_size"] / LARGEST_BATCH) * (1 if fitting.pretrained else 4)
     rate = float(f"{exact:.1g}")
     lesson = {"distill": 0.7, "optimizer": "adamw", "weight_decay": 0.02}
     epochs: int = recipe["recognise"]["epochs"]

@@ -48,11 +48,19 @@ NO_WEIGHTS = "none"
 """The option value that asks for random initialisation."""
 
 
+LIGHT_FAMILIES = ("mobilenet", "efficientnet")
+
+
+def is_light(backbone: str) -> bool:
+    """Whether a backbone is of a family of few multiply-adds, which takes larger learning rates on photographs."""
+    return family_of(backbone)[0] in LIGHT_FAMILIES
+
+
 def family_recipe(family: str) -> Recipe:
     """The paper's settings for a family of backbones (A.2, A.3)."""
     rates = {"regnet": 0.02, "mobilenet": 0.005, "efficientnet": 0.005}
     epochs = {"mobilenet": 90, "efficientnet": 30}
-    light = family in ("mobilenet", "efficientnet")
+    light = family in LIGHT_FAMILIES
     recognise = {
         "epochs": epochs.get(family, 60),
         "encoder_lr": rates.get(family, 0.01),
@@ -164,7 +172,7 @@ def train_settings(
     fitting = None
     if _is_fitted(source, preset):
         looked_at = survey(from_plain(DataSettings, {"source": source, **data}), asked.frames)
-        fitting = Fitting(looked_at, pretrained or "start" in changes, on_gpu, effort)
+        fitting = Fitting(looked_at, pretrained or "start" in changes, on_gpu, effort, is_light(asked.backbone))
         if preset is None:
             network |= fitted_sizes(looked_at, network)
     if source in WORLDS:
