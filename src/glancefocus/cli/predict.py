@@ -128,11 +128,11 @@ class PredictOptions:
         """The formats for programs, and whether each was requested."""
         return {"json": self.json, "jsonl": self.jsonl, "csv": self.csv}
 
-    def stopping(self, patch_sizes: int) -> dict[str, Any]:
-        """When to stop, as Bundle.predict takes it."""
+    def stopping(self, choices: int) -> dict[str, Any]:
+        """When to stop, as Bundle.predict takes it; choices: see NetworkSettings.view_choices."""
         thresholds: Sequence[Any] | None = self.thresholds
-        if thresholds is not None and patch_sizes > 1:
-            thresholds = _by_look(thresholds, patch_sizes)
+        if thresholds is not None and choices > 1:
+            thresholds = _by_look(thresholds, choices)
         return {
             "thresholds": thresholds,
             "looks": self.looks,
@@ -190,7 +190,7 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         full_batch=options.batch_size,
         deadline_ms=options.deadline_ms,
         merge=merge,
-        **options.stopping(len(bundle.settings.candidates)),
+        **options.stopping(bundle.settings.view_choices),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
     return _write_answers(files.answers(outcomes), count, summary, options, files)
@@ -370,7 +370,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
             f"this network looks at clips of {bundle.settings.frames} frames, but --camera answers single frames. "
             "Give video files without --camera, or use a network for images."
         )
-    stopping = options.stopping(len(bundle.settings.candidates))
+    stopping = options.stopping(bundle.settings.view_choices)
     bundle.exit_rule(**stopping)  # refuses a wrong budget before the camera is opened
     summary = Summary(bundle.costs.backbone_macs, "frames")
     form = chosen_form(options.forms, options.output)

@@ -261,7 +261,9 @@ def fit_temperatures(
     workers: int = 0,
     device: torch.device | None = None,
 ) -> tuple[float, ...]:
-    """(T,) the temperature of each look that minimises the cross-entropy, on these rows; with patches of the largest size.
+    """(T,) the temperature of each look that minimises the cross-entropy, on these rows.
+
+    Looks have patches of the largest size; those of a network that zooms have its views in their order.
 
     device  the network's device; None: the CPU
     """

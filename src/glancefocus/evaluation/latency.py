@@ -64,7 +64,7 @@ def in_turns(
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
-    """The median time of the glance, and of every later look with a patch of each size, aim included.
+    """The median time of the glance, and of every later look with each candidate view that it may have, aim included.
 
     Reading and resizing files is not included. Looks are measured in turns, so that a busy moment affects all of them alike.
     """
@@ -82,14 +82,15 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
             _note(times, (1, 0), spent, turn >= warm_up)
             while look.number < settings.looks:
                 looks = []
-                for index in range(len(settings.candidates)):
+                for index in settings.next_views(look.number):
                     following, spent = _timed(functools.partial(_focus, bundle, look, index), images)
                     _note(times, (look.number + 1, index), spent, turn >= warm_up)
                     looks.append(following)
                 look = looks[-1]
     median = {key: 1000 * statistics.median(values) / batch_size for key, values in times.items()}
-    every = range(len(settings.candidates))
-    later = [tuple(median[look, each] for each in every) for look in range(2, settings.looks + 1)]
+    later = [
+        tuple(median[look, each] for each in settings.next_views(look - 1)) for look in range(2, settings.looks + 1)
+    ]
     return Latency(
         device=device_name(bundle.device),
         threads=torch.get_num_threads(),
