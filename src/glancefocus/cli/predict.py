@@ -63,7 +63,7 @@ class PredictOptions:
     thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None
     """Stop after a look when the score is above its threshold: one number for each look, the glance included, except the last. Put
     this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several candidate views needs one
-    number for each view, look by look."""
+    number for each view, look by look, unless it zooms."""
     budget_macs: MultiplyAdds | None = None
     """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve (thresholds
     for a range of budgets) that `gf train` and `gf budget` store in the bundle."""
