@@ -141,8 +141,10 @@ def test_a_learnt_policy_zooms_and_the_paper_s_networks_do_not(small_bundle: Cal
     assert look.place is None
     torch.testing.assert_close(look.where, torch.tensor([[0.3, 0.4]]))
     zooming = small_bundle(zoom=True, focus=STEPS, looks=4, view={"fit": "whole", "height_px": 640, "width_px": 640})
-    thresholds = [[2, -1, -1], [-1, 2, -1], [-1, -1, 2]]  # the views one after the other
-    outcome = zooming.predict(torch.rand(2, 3, 640, 640), thresholds=thresholds)
+    outcome = zooming.predict(torch.rand(2, 3, 640, 640), thresholds=[2, 2, 2])
+    assert outcome.candidate.tolist() == [[0, 1, 2], [0, 1, 2]]  # the views one after the other
+    with pytest.raises(BadSetting, match="needs one threshold for each look"):
+        zooming.predict(torch.rand(2, 3, 640, 640), thresholds=[[2, -1, -1], [-1, 2, -1], [-1, -1, 2]])
     for boxes in outcome.boxes:
         for outer, inner in itertools.pairwise(boxes):
             assert outer[0] <= inner[0]

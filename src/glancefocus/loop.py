@@ -252,20 +252,18 @@ def every_look(looks: int) -> ExitRule:
     return ExitRule([math.inf] * looks)
 
 
-def fixed_looks(looks: int, views: Sequence[View], *, in_steps: bool = False) -> ExitRule:
+def fixed_looks(looks: int, views: Sequence[View]) -> ExitRule:
     """Every image takes exactly this many looks.
 
     views  the candidates. A second look at the whole image would show nothing new: where one of them is the whole image, the views
            of the focus looks grow up to the last candidate. Otherwise all focus looks have the last one, as in the paper.
-    in_steps  the focus looks have the views in their order, for networks that zoom
     """
-    if len(views) == 1 or not (in_steps or any(view.is_whole for view in views)):
+    if len(views) == 1 or not any(view.is_whole for view in views):
         return every_look(looks)
     # With thresholds of infinity for one candidate and minus infinity for the others, no row stops, and that candidate comes next.
     rows = []
     for number in range(1, looks + 1):
-        place = number - 1 if in_steps else len(views) - (looks - number)
-        following = min(max(0, place), len(views) - 1)
+        following = min(max(0, len(views) - (looks - number)), len(views) - 1)
         rows.append([math.inf if each == following else -math.inf for each in range(len(views))])
     return CandidateRule(rows, candidates=len(views))
 

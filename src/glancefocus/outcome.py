@@ -33,6 +33,7 @@ class Costs:
     classifier_macs         the answer after look 1, 2, ... T
     backbone_macs           the plain backbone, head included, on the whole image
     focus_policy_macs       the aim after each candidate view: {name of the view: macs}; the others cost as after the glance
+    view_order              NetworkSettings.view_order; not stored, since it follows from the network
     """
 
     encoder_macs: int
@@ -42,6 +43,7 @@ class Costs:
     classifier_macs: tuple[int, ...]
     backbone_macs: int
     focus_policy_macs: dict[str, int] = field(default_factory=dict)
+    view_order: tuple[int, ...] | None = None
 
     @property
     def looks(self) -> int:
@@ -56,8 +58,8 @@ class Costs:
 
     @property
     def macs_after_look(self) -> tuple[int, ...]:
-        """Everything spent when leaving after look 1, 2, ... T, with the last candidate, which is the largest, at every look."""
-        return self.macs_along([len(self._focus) - 1] * (self.looks - 1))
+        """Everything spent when leaving after look 1, 2, ... T; with the views in order, else the last, which is the largest."""
+        return self.macs_along(self.view_order or [len(self._focus) - 1] * (self.looks - 1))
 
     def macs_along(self, candidates: Sequence[int]) -> tuple[int, ...]:
         """Everything spent when leaving after the glance, after a look at the first of these candidates, the second, ..."""
@@ -76,9 +78,9 @@ class Costs:
         return spent
 
     def macs_of_tree(self, aims_first: bool = False) -> tuple[int, ...]:
-        """The same for every sequence of candidates, in the order of a look table's nodes."""
-        every = range(len(self._focus))
-        paths = (path for looks in range(self.looks) for path in itertools.product(every, repeat=looks))
+        """The same for every sequence of candidates that a look table has, in the order of its nodes."""
+        views = [[n] for n in self.view_order] if self.view_order else [[*range(len(self._focus))]] * (self.looks - 1)
+        paths = (path for looks in range(self.looks) for path in itertools.product(*views[:looks]))
         return tuple(self.macs_of(path, aims_first) for path in paths)
 
     def spent(self, looks: Tensor, candidate: Tensor, aims_first: bool = False) -> Tensor:
@@ -102,7 +104,7 @@ class Costs:
     def to_plain(self) -> dict[str, Any]:
         """As plain values, for JSON; `read_costs` in bundle/files.py reads them."""
         lists = {"classifier_macs": list(self.classifier_macs), "macs_after_look": list(self.macs_after_look)}
-        return {**asdict(self), **lists}
+        return {name: value for name, value in {**asdict(self), **lists}.items() if name != "view_order"}
 
 
 @dataclass(frozen=True)
@@ -243,26 +245,24 @@ class Outcome:
         A threshold that is not finite becomes None, because JSON has no infinity.
         """
         costs, boxes, patch_px = self.cost_macs.tolist(), self.boxes, self.patch_px
-        answers: list[Answer] = []
-        for row, taken in enumerate(self.looks.tolist()):
-            answers.append(
-                {
-                    "file": "",
-                    "label": self.name(int(self.answer[row])),
-                    "confidence": float(self.confidence[row]),
-                    "looks": taken,
-                    "sure": bool(self.sure[row]),
-                    "threshold": self.threshold(row) if math.isfinite(self.threshold(row) or 0.0) else None,
-                    "where": self.where[row, : taken - 1].tolist(),
-                    "boxes": [list(box) for box in boxes[row]],
-                    "patch_px": patch_px[row, : taken - 1].tolist(),
-                    "views": [self.views[each].name for each in self.candidate[row, : taken - 1].tolist()],
-                    "cost_macs": int(costs[row]),
-                    "top": [{"label": name, "confidence": share} for name, share in self.top(row, topk)],
-                    "notes": list(self.notes[row]) if self.notes else [],
-                }
-            )
-        return answers
+        return [
+            {
+                "file": "",
+                "label": self.name(int(self.answer[row])),
+                "confidence": float(self.confidence[row]),
+                "looks": taken,
+                "sure": bool(self.sure[row]),
+                "threshold": self.threshold(row) if math.isfinite(self.threshold(row) or 0.0) else None,
+                "where": self.where[row, : taken - 1].tolist(),
+                "boxes": [list(box) for box in boxes[row]],
+                "patch_px": patch_px[row, : taken - 1].tolist(),
+                "views": [self.views[each].name for each in self.candidate[row, : taken - 1].tolist()],
+                "cost_macs": int(costs[row]),
+                "top": [{"label": name, "confidence": share} for name, share in self.top(row, topk)],
+                "notes": list(self.notes[row]) if self.notes else [],
+            }
+            for row, taken in enumerate(self.looks.tolist())
+        ]
 
     @staticmethod
     def join(parts: Sequence["Outcome"]) -> "Outcome":

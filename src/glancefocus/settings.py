@@ -188,6 +188,7 @@ class NetworkSettings:
                    have batch norms of their own instead, and learn together with the other views.
     zoom           coarse to fine (beyond the paper): the policy aims inside, or beside, the region that the last look saw, instead
                    of anywhere in the image. For large images with candidate views in steps, such as 0.25@224, 0.0625@224, 224.
+                   The focus looks have these views in their order, and thresholds only say when to stop.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -255,6 +256,21 @@ class NetworkSettings:
         return tuple(map(View.parse, self.focus))
 
     @property
+    def view_order(self) -> tuple[int, ...] | None:
+        """The candidate of each focus look of a network that zooms: coarse to fine. None: thresholds may choose any of them."""
+        return tuple(view_in_order(look, len(self.focus)) for look in range(1, self.looks)) if self.zoom else None
+
+    @property
+    def view_choices(self) -> int:
+        """The number of candidates that thresholds choose among; 1: they only say when to stop."""
+        return 1 if self.zoom else len(self.focus)
+
+    def next_views(self, number: int) -> tuple[int, ...]:
+        """The candidates that may follow look `number`, 1 for the glance."""
+        count = len(self.focus)
+        return (view_in_order(number, count),) if self.zoom else tuple(range(count))
+
+    @property
     def view_codes(self) -> tuple[str, ...]:
         """The views that the policy tells apart. A native patch has the same code as a glance of its size (paper, section 4.2)."""
         codes = {str(self.glance_px): self.glance_px, **{view.name: view.px for view in self.candidates}}
@@ -272,6 +288,11 @@ class NetworkSettings:
     def code_of(self, candidate: int) -> str:
         """The code of a look at this candidate, or at GLANCE."""
         return str(self.glance_px) if candidate == GLANCE else self.candidates[candidate].name
+
+
+def view_in_order(number: int, candidates: int) -> int:
+    """Coarse to fine: the candidate that follows look `number`, 1 for the glance. Each comes once, the last one again and again."""
+    return min(number, candidates) - 1
 
 
 _MOST_VIEWS = 16
@@ -305,7 +326,7 @@ def _check_focus(settings: NetworkSettings) -> None:
         raise BadSetting(f"focus names at most {_MOST_VIEWS} views, but got {count}.")
     if [view.px for view in views] != sorted(view.px for view in views):
         raise BadSetting(f"focus names the smallest view first, but got {' '.join(settings.focus)}.")
-    if sum(count**look for look in range(settings.looks)) > _MOST_COLUMNS:
+    if sum(settings.view_choices**look for look in range(settings.looks)) > _MOST_COLUMNS:
         raise BadSetting(
             f"with {count} candidate views and {settings.looks} looks there are more than {_MOST_COLUMNS:,} sequences of views to "
             "choose from. Use fewer views or looks."

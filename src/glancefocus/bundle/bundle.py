@@ -42,7 +42,8 @@ class Bundle:
     net         the network, in whichever runtime it is used
     classes     a name for each class
     costs       multiply-adds of every part, see count_costs
-    thresholds  one for each look (with several candidate views a list for each look), used by predict; None: take every look
+    thresholds  one for each look, used by predict; a list for each look where they also choose among several candidate views. None:
+                take every look
     curve       operating points to choose from by budget: {"thresholds": [...], "mean_macs": ..., "accuracy": ...}
     notes       facts for the model card, such as measured accuracies
     score       the score that is compared with the thresholds: confidence, entropy, value or random
@@ -74,13 +75,11 @@ class Bundle:
             raise BadBundle(
                 f"there must be {settings.looks} thresholds, one for each look, not {len(self.thresholds)}."
             )
-        if len(self.costs.classifier_macs) != settings.looks or list(self.costs.focus_encoder_macs) != [
-            view.name for view in settings.candidates
-        ]:
+        counted = self.costs.looks, tuple(self.costs.focus_encoder_macs), self.costs.view_order
+        if counted != (settings.looks, settings.focus, settings.view_order):
             raise BadBundle("the table of costs was counted for another network than this one.")
-        focus_looks, candidates = settings.looks - 1, len(settings.candidates)
         for latency in self.latencies:
-            if [len(row) for row in latency.focus_ms] != [candidates] * focus_looks:
+            if [len(row) for row in latency.focus_ms] != [settings.view_choices] * (settings.looks - 1):
                 raise BadBundle(f"the milliseconds measured on {latency.device} are those of another network.")
         try:
             score_named(self.score)

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -52,12 +53,13 @@ def is_hub_name(path: str | Path) -> bool:
 
 def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSettings) -> dict[str, Any]:
     """Everything except the network from the settings file. Values are not trusted; a wrong one is refused with its name."""
-    fields, looks, sizes = Fields(plain), network.looks, len(network.candidates)
+    plain = _in_order(plain, network)
+    fields, looks, sizes = Fields(plain), network.looks, network.view_choices
     try:
         temperatures = fields.value("temperatures", None)
         thresholds = fields.value("thresholds", None)
         return {
-            "costs": read_costs(fields.value("costs")),
+            "costs": replace(read_costs(fields.value("costs")), view_order=network.view_order),
             "classes": tuple(fields.listed("classes", MOST_CLASSES, _class_name)),
             "thresholds": None
             if thresholds is None
@@ -72,6 +74,23 @@ def read_beside_network(plain: dict[str, Any], file: Path, network: NetworkSetti
         }
     except BadSetting as error:
         raise BadBundle(f"{file} is damaged: {error}") from None
+
+
+def _in_order(plain: dict[str, Any], network: NetworkSettings) -> dict[str, Any]:
+    """The plain values, without what belongs to other orders of the views than that of a network that zooms.
+
+    Such networks once chose the views by thresholds, too: one for each look and view. The largest of a look said when to stop, and
+    is kept. Curve and milliseconds belong to other views: they are left out, and found again by gf budget.
+    """
+    thresholds, views = plain.get("thresholds"), len(network.candidates)
+    by_view = isinstance(thresholds, list) and any(isinstance(row, list) for row in thresholds)
+    if not (network.zoom and views > 1 and by_view):
+        return plain
+    try:
+        rows = read_thresholds(thresholds, "thresholds", network.looks, views)
+    except BadSetting:
+        return plain  # refused where it is read
+    return {**plain, "thresholds": [max(row) for row in rows], "curve": [], "latencies": []}
 
 
 def read_costs(plain: Any, where: str = "costs") -> Costs:
@@ -169,7 +188,7 @@ def read_latency_file(file: Path, settings: NetworkSettings) -> Latency:
     if not isinstance(plain, dict):
         raise BadSetting(f"{file} must hold an object with device, glance_ms and focus_ms, but holds {shown(plain)}.")
     latency = read_latency({"threads": 1, "batch_size": 1, **plain}, str(file))
-    rows, views = settings.looks - 1, len(settings.candidates)
+    rows, views = settings.looks - 1, settings.view_choices
     if [len(row) for row in latency.focus_ms] != [views] * rows:
         raise BadSetting(
             f"{file} must have focus_ms for {rows} focus looks with {views} candidate view{'s' if views > 1 else ''} each, such as "

@@ -22,7 +22,7 @@ from glancefocus.data.video import MAX_FRAME_PIXELS, Limits
 from glancefocus.errors import BadBudget, BadBundle, BadImage, BadSetting
 from glancefocus.exits.curve import Latency, thresholds_within
 from glancefocus.look import Scene, as_scene
-from glancefocus.loop import CandidateRule, Deadline, ExitRule, fixed_looks, look_until_sure, score_named
+from glancefocus.loop import CandidateRule, Deadline, ExitRule, every_look, fixed_looks, look_until_sure, score_named
 from glancefocus.machine import batch_bytes, check_threads, is_out_of_memory
 from glancefocus.network.places import SAMPLE_PX
 from glancefocus.outcome import Outcome
@@ -340,7 +340,7 @@ def exit_rule(
     if sum(choice is not None for choice in (thresholds, looks, budget_macs, budget_ms)) > 1:
         raise BadSetting("give thresholds, or a number of looks, or a budget, not several of them.")
     most, costs = bundle.settings.looks, bundle.costs
-    shape = most, len(bundle.settings.candidates)
+    shape = most, bundle.settings.view_choices
     if looks is not None and checked(Looks, looks, "looks") > most:
         raise BadSetting(f"this network takes 1 to {most} looks, not {looks}.")
     if budget_macs is not None:
@@ -356,7 +356,8 @@ def exit_rule(
         thresholds = bundle.thresholds
     if thresholds is None:
         number = looks or most
-        rule = fixed_looks(number, bundle.net.candidates, in_steps=bundle.settings.zoom)
+        # The policy of a network that zooms takes its views in their order.
+        rule = every_look(number) if bundle.settings.zoom else fixed_looks(number, bundle.net.candidates)
         return replace(rule, temperatures=bundle.temperatures and bundle.temperatures[:number])
     if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):
         raise BadSetting(f"thresholds must be a list of numbers, but got {shown(thresholds)}.")
@@ -364,24 +365,24 @@ def exit_rule(
 
 
 def _rule_of(bundle: "Bundle", thresholds: list[Any]) -> ExitRule:
-    most, views = bundle.settings.looks, bundle.net.candidates
+    most, choices = bundle.settings.looks, bundle.settings.view_choices
     if len(thresholds) == most - 1:  # the last look needs no threshold: every image stops there
-        thresholds = [*thresholds, 0.0 if len(views) == 1 else [0.0] * len(views)]
+        thresholds = [*thresholds, 0.0 if choices == 1 else [0.0] * choices]
     if len(thresholds) != most:
         raise BadSetting(
             f"this network takes {most} looks, so it needs {most - 1} thresholds, but got {len(thresholds)}."
         )
-    if {isinstance(t, Sequence) for t in thresholds} != {len(views) > 1}:
-        each = "one threshold" if len(views) == 1 else f"{len(views)} thresholds"
-        names = ", ".join(view.name for view in views)
+    if {isinstance(t, Sequence) for t in thresholds} != {choices > 1}:
+        each = "one threshold" if choices == 1 else f"{choices} thresholds"
+        names = ", ".join(bundle.settings.focus)
         raise BadSetting(f"a network with patches of {names} px needs {each} for each look.")
     score = score_named(bundle.score, torch.Generator().manual_seed(0))
     if score.needs_aim and bundle.settings.policy.kind != "learnt":
         raise BadSetting(
             f"the score {score.name!r} needs a learnt policy, and this one is a rule. Use confidence or entropy."
         )
-    if len(views) > 1:
-        return CandidateRule(thresholds, score, bundle.temperatures, candidates=len(views))
+    if choices > 1:
+        return CandidateRule(thresholds, score, bundle.temperatures, candidates=choices)
     return ExitRule(thresholds, score, bundle.temperatures)
 
 

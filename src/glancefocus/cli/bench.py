@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.table import Table
-from rich.text import Text
 
-from glancefocus.cli.main import Display, Flag, Json, SplitName, command_options, display, output, words_of
+from glancefocus.cli.bench_output import NOT_WHOLE, TimingRows, print_timings
+from glancefocus.cli.main import Display, Flag, Json, SplitName, command_options, display, words_of
 from glancefocus.cli.printing import notice, print_line, print_remarks, progress_bars
 from glancefocus.errors import BadBudget, BadSetting, UnknownName
 from glancefocus.machine import usable_device
@@ -21,10 +20,12 @@ if TYPE_CHECKING:
     import torch
 
     from glancefocus.bundle.bundle import Bundle
+    from glancefocus.evaluation.records import Records
     from glancefocus.evaluation.wall_clock import Subject, Timing
     from glancefocus.exits.curve import Point
     from glancefocus.network.model import GlanceFocus
     from glancefocus.outcome import Costs
+    from glancefocus.settings import ViewSettings
 
 ROUNDS = 7
 ALL_BATCHES = (1, 64, 128)
@@ -34,20 +35,6 @@ LIGHT_POLICY = {"head": "conv", "conv_kernel": 1, "conv_channels": 32, "units": 
 # The backbone's multiply-adds divided by the network's, at equal accuracy: from the paper's table of throughput, and its text for
 # MobileNetV3.
 PAPER_RATIOS = {"resnet50": 1.90, "densenet121": 2.61, "densenet169": 1.84, "mobilenetv3_large_100": 1.4}
-
-# Columns of the table of ratios: their widths, and their widths if there is room for the quartiles.
-_COLUMNS = {
-    "runtime": (13, 20),
-    "batch": (5, 5),
-    "threads": (7, 7),
-    "backbone": (8, 24),
-    "glancefocus": (11, 24),
-    "fewer_macs": (10, 10),
-    "less_time": (9, 9),
-    "quotient": (8, 8),
-}
-_WIDE = 115  # width of a terminal with room for them
-
 
 Several = Parameter(consume_multiple=True)
 
@@ -60,7 +47,8 @@ class BenchOptions:
     network: str
     """A bundle, its name on the hub (hf://user/name), or a preset of `gf models`, which gets random weights."""
     data: str | None = None
-    """Labelled images, as for `gf evaluate`. The thresholds are then chosen so that the network is as accurate as the backbone.
+    """Labelled images, as for `gf evaluate`. The thresholds are then chosen so that the network is as accurate as the backbone. If
+    only regions of the images are read, the network is measured alone, with the thresholds of the bundle.
     Default: images of noise; the shares that stop after each look are then those of --exits."""
     _: KW_ONLY
     runtime: Annotated[list[str] | None, Several] = None
@@ -144,12 +132,12 @@ def bench_network(options: BenchOptions) -> None:
                 "bundle or preset", str(network), PRESETS, "Name a bundle's folder, or a preset of `gf models`."
             )
     with display(for_programs=as_json, in_percent=True) as shown:
-        rows = None if as_json else TimingRows(shown, str(network))
+        rows = None if as_json else TimingRows(shown, str(network), alone=subject.backbone is None)
         timings = _measured(subject, batches, options, shown, rows)
     if as_json:
         print(json.dumps([timing.to_plain() for timing in timings], indent=1, allow_nan=False))
         return
-    _print(subject, timings)
+    print_timings(subject, timings)
     if not options.everything and options.runtimes is None:
         notice("--all also measures every other installed runtime, int8 weights, and larger batches.")
 
@@ -179,34 +167,6 @@ def _measured(
         if rows is not None:
             rows.show(timings[-1])
     return timings
-
-
-class TimingRows:
-    """The table of ratios, printed row by row."""
-
-    def __init__(self, shown: Display, network: str) -> None:
-        self.shown = shown
-        title = f"{network} against its plain backbone: milliseconds per image, ratios of multiply-adds and of time"
-        shown.show(Text(title, style="italic"))
-        self._print([name.replace("_", " ") for name in _COLUMNS], style="bold")
-
-    def show(self, t: "Timing") -> None:
-        wide = self.shown.console.width >= _WIDE
-        backbone, own = f"{t.backbone_ms:.2f}", f"{t.glancefocus_ms:.2f}"
-        if wide:
-            backbone += f" ({t.backbone_ms_low:.2f}-{t.backbone_ms_high:.2f})"
-            own += f" ({t.glancefocus_ms_low:.2f}-{t.glancefocus_ms_high:.2f})"
-        ratios = [f"{ratio:.2f}" for ratio in (t.mac_ratio, t.time_ratio, t.quotient)]
-        self._print([t.runtime_words, str(t.batch), str(t.threads), backbone, own, *ratios])
-
-    def _print(self, cells: Sequence[str], style: str = "") -> None:
-        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
-        wide = self.shown.console.width >= _WIDE
-        for width, roomy in _COLUMNS.values():
-            right = table.columns != []
-            table.add_column(min_width=roomy if wide else width, no_wrap=True, justify="right" if right else "left")
-        table.add_row(*cells, style=style)
-        self.shown.show(table)
 
 
 def preset_subject(options: BenchOptions, most_images: int) -> "Subject":
@@ -247,6 +207,7 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     if options.data is None:
         if options.split is not None:
             raise BadSetting(f"--split {options.split} needs data. Name the data, or leave --split out.")
+        _refuse_large_noise(bundle.settings.view)
         curve = next((p for p in bundle.curve if _thresholds(p) == _plain(bundle.thresholds)), None)
         exits = None if curve is None else curve.get("exits_per_look")
         usual = None if exits is None else [count / sum(exits) for count in exits]
@@ -257,12 +218,12 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
             "with data, thresholds are chosen so that the network is as accurate as the backbone. Leave the data out, or "
             "--exits and --budget-macs."
         )
-    backbone = _backbone_of(bundle, folder, options.backbone)
     records = Records(bundle, options.data, looks_folder(folder), progress=progress)
+    if _sees_regions(records, options):
+        return _alone(records, options, most_images)
+    backbone = _backbone_of(bundle, folder, options.backbone)
     found = at_backbone_accuracy(records, backbone, most_images, split=options.split)
-    print_remarks(records.bad_files)
-    for remark in records.remarks(records.to_measure(options.split)):
-        notice(remark)
+    _print_remarks(records, options)
     return Subject(
         bundle.net,
         backbone,
@@ -274,6 +235,52 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
         measured_on=found.measured_on,
         chosen_on=found.chosen_on,
     )
+
+
+def _refuse_large_noise(view: "ViewSettings") -> None:
+    """Refuse noise in place of pictures of which only regions would be read."""
+    from glancefocus.data.images import LARGE_PIXELS
+
+    if view.fit == "whole" and view.height_px * view.width_px > LARGE_PIXELS:
+        raise BadSetting(
+            f"this network looks at regions of images of {view.height_px}x{view.width_px} px, and noise of that size would be held "
+            "in memory whole. Name the data, whose regions are read."
+        )
+
+
+def _sees_regions(records: "Records", options: BenchOptions) -> bool:
+    """Whether only regions are read of some of the images that are measured."""
+    from glancefocus.data.scene_splits import reads_regions
+
+    return records.made_before is None and reads_regions(records.split(records.to_measure(options.split)))
+
+
+def _alone(records: "Records", options: BenchOptions, most_images: int) -> "Subject":
+    """A trained network with its own thresholds on large pictures, without a backbone."""
+    from glancefocus.evaluation.choosing import at_own_thresholds
+    from glancefocus.evaluation.wall_clock import Subject
+
+    if options.backbone is not None:
+        raise BadSetting(f"{NOT_WHOLE}. Leave --backbone out: glancefocus is then measured alone.")
+    found = at_own_thresholds(records, most_images, split=options.split)
+    _print_remarks(records, options)
+    bundle = records.bundle
+    return Subject(
+        bundle.net,
+        None,
+        bundle.costs,
+        found.images,
+        rule=bundle.exit_rule(thresholds=found.thresholds),
+        accuracy=found.accuracy,
+        measured_on=found.measured_on,
+        chosen_on=found.chosen_on,
+    )
+
+
+def _print_remarks(records: "Records", options: BenchOptions) -> None:
+    print_remarks(records.bad_files)
+    for remark in records.remarks(records.to_measure(options.split)):
+        notice(remark)
 
 
 def _bench_whole_split(folder: Path, options: BenchOptions) -> None:
@@ -288,9 +295,14 @@ def _bench_whole_split(folder: Path, options: BenchOptions) -> None:
     if not folder.exists():
         raise BadSetting(f"--whole-split needs a trained network, and there is no bundle at {folder}. Check the path.")
     bundle, runtime = load(folder, device=usable_device(options.device)), (options.runtimes or ["eager"])[0]
-    backbone = _backbone_of(bundle, folder, options.backbone)
     with progress_bars(quiet=options.json) as progress:
         records = Records(bundle, str(options.data), looks_folder(folder), progress=progress)
+        if _sees_regions(records, options):
+            raise BadSetting(
+                f"--whole-split compares with the backbone and leaves out the time of reading, but {NOT_WHOLE}. Leave "
+                "--whole-split out."
+            )
+        backbone = _backbone_of(bundle, folder, options.backbone)
         found = at_backbone_accuracy(records, backbone, 1, split=options.split)
         measured = whole_split(
             open_runtime(bundle.net, runtime),
@@ -365,29 +377,3 @@ def _thresholds(point: "Point") -> Any:
 
 def _plain(thresholds: Any) -> Any:
     return None if thresholds is None else json.loads(json.dumps(thresholds))
-
-
-def _print(subject: "Subject", timings: Sequence["Timing"]) -> None:
-    output().print(_shares(timings))
-    exits = timings[0].exits
-    print_line(
-        f"of {sum(exits)} images {' / '.join(map(str, exits))} stopped after look {' / '.join(map(str, range(1, len(exits) + 1)))}"
-    )
-    if subject.accuracy is not None and subject.backbone_accuracy is not None:
-        print_line(
-            f"accuracy on {subject.measured_on}: {100 * subject.accuracy:.1f} %, backbone {100 * subject.backbone_accuracy:.1f} %; "
-            f"the thresholds were chosen on {subject.chosen_on}, to be as accurate as the backbone there"
-        )
-
-
-def _shares(timings: Sequence["Timing"]) -> Table:
-    from glancefocus.evaluation.latency import SHARES
-
-    table = Table(title="where the time of glancefocus goes, in %, and the milliseconds of each look")
-    table.add_column("runtime", no_wrap=True)
-    for name in ("batch", *(share.replace("_", " ") for share in SHARES), "looks"):
-        table.add_column(name, justify="right")
-    for t in timings:
-        shares = [f"{100 * t.shares[name]:.1f}" for name in SHARES]
-        table.add_row(t.runtime_words, str(t.batch), *shares, " / ".join(f"{ms:.2f}" for ms in t.ms_per_look))
-    return table

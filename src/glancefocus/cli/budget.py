@@ -137,7 +137,7 @@ def budget(options: BudgetOptions) -> None:
     if options.score is not None:
         bundle.score = options.score
         # Refuses a score that does not work with several candidate views.
-        bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, len(bundle.settings.candidates)))
+        bundle.exit_rule(thresholds=leave_thresholds(bundle.settings.looks, bundle.settings.view_choices))
     with progress_bars(quiet=options.json) as progress:
         records = records_of(bundle, folder, options, progress, options.train_images)
         if options.calibrate:
@@ -170,7 +170,7 @@ def _refuse_early(bundle: "Bundle", options: BudgetOptions) -> None:
     from glancefocus.exits.budget import check_solver
     from glancefocus.exits.curve import refuse_budget
 
-    check_solver(len(bundle.settings.candidates), options.solver)
+    check_solver(bundle.settings.view_choices, options.solver)
     if options.budget is not None:
         refuse_budget(
             options.budget, bundle.costs.macs_after_look[0] if options.ms is None else options.budget, options.unit
@@ -229,7 +229,7 @@ def _result(bundle: "Bundle", choice: "Choice", options: BudgetOptions, found: "
     return {
         "thresholds": np.asarray(found.thresholds, dtype=np.float64).tolist(),
         "score": bundle.score,
-        "solver": check_solver(len(bundle.settings.candidates), options.solver),
+        "solver": check_solver(bundle.settings.view_choices, options.solver),
         "temperatures": None if bundle.temperatures is None else list(bundle.temperatures),
         "budget": options.budget if found.binds else None,
         "unit": options.unit,

@@ -63,7 +63,7 @@ class PredictOptions:
     thresholds: Annotated[list[Threshold] | None, Parameter(consume_multiple=True)] = None
     """Stop after a look when the score is above its threshold: one number for each look, the glance included, except the last. Put
     this option after FILES: gf predict BUNDLE photo.jpg --thresholds 0.9 0.8. A network with several candidate views needs one
-    number for each view, look by look."""
+    number for each view, look by look, unless it zooms."""
     budget_macs: MultiplyAdds | None = None
     """Target for the mean cost of a picture in multiply-adds, such as 2e8. The thresholds for it come from the curve (thresholds
     for a range of budgets) that `gf train` and `gf budget` store in the bundle."""
@@ -128,11 +128,11 @@ class PredictOptions:
         """The formats for programs, and whether each was requested."""
         return {"json": self.json, "jsonl": self.jsonl, "csv": self.csv}
 
-    def stopping(self, patch_sizes: int) -> dict[str, Any]:
-        """When to stop, as Bundle.predict takes it."""
+    def stopping(self, choices: int) -> dict[str, Any]:
+        """When to stop, as Bundle.predict takes it; choices: see NetworkSettings.view_choices."""
         thresholds: Sequence[Any] | None = self.thresholds
-        if thresholds is not None and patch_sizes > 1:
-            thresholds = _by_look(thresholds, patch_sizes)
+        if thresholds is not None and choices > 1:
+            thresholds = _by_look(thresholds, choices)
         return {
             "thresholds": thresholds,
             "looks": self.looks,
@@ -190,7 +190,7 @@ def _predict_files(bundle: "Bundle", options: PredictOptions) -> int:
         full_batch=options.batch_size,
         deadline_ms=options.deadline_ms,
         merge=merge,
-        **options.stopping(len(bundle.settings.candidates)),
+        **options.stopping(bundle.settings.view_choices),
     )
     summary = Summary(bundle.costs.backbone_macs, "pictures" if bundle.settings.frames == 1 else "clips")
     return _write_answers(files.answers(outcomes), count, summary, options, files)
@@ -370,7 +370,7 @@ def _predict_camera(bundle: "Bundle", options: PredictOptions) -> int:
             f"this network looks at clips of {bundle.settings.frames} frames, but --camera answers single frames. "
             "Give video files without --camera, or use a network for images."
         )
-    stopping = options.stopping(len(bundle.settings.candidates))
+    stopping = options.stopping(bundle.settings.view_choices)
     bundle.exit_rule(**stopping)  # refuses a wrong budget before the camera is opened
     summary = Summary(bundle.costs.backbone_macs, "frames")
     form = chosen_form(options.forms, options.output)

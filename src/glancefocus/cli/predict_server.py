@@ -91,7 +91,7 @@ def predict_on_ray(options: Any) -> int:
         raise MissingExtra((error.name or "ray").partition(".")[0], "ray") from None
     from glancefocus.bundle.bundle import load
 
-    candidates = len(load(options.bundle).settings.candidates)
+    choices = load(options.bundle).settings.view_choices
     loading = {"runtime": options.runtime, "light_weights": options.light_weights}
     counts = predict_files(
         options.bundle,
@@ -100,7 +100,7 @@ def predict_on_ray(options: Any) -> int:
         topk=options.topk,
         batch_size=options.batch_size,
         options={**loading, **({} if options.threads is None else {"threads": options.threads})},
-        **{name: value for name, value in options.stopping(candidates).items() if value is not None},
+        **{name: value for name, value in options.stopping(choices).items() if value is not None},
     )
     words = f"{counts['answered']} answered, {counts['failed']} could not be read, {counts['skipped']} had an answer"
     print(f"gf: {words}; {options.output}", file=sys.stderr)

@@ -185,8 +185,34 @@ def drawn_scenes(
 
 
 def reads_regions(split: Any) -> bool:
-    """Whether the batches of a split are scenes: then no stage can see its images whole."""
-    return isinstance(split, (FileScenes, DrawnScenes))
+    """Whether the batches of a split, or of any of its parts, are scenes: then its images cannot be seen whole."""
+    return isinstance(split, (FileScenes, DrawnScenes)) or any(map(reads_regions, getattr(split, "parts", ())))
+
+
+@dataclass(frozen=True)
+class OpenedAnew:
+    """Images of such a split, for measuring time: opened again for each scene, so that none of their regions was read before.
+
+    split  a split whose batches are scenes
+    rows   of the split
+    """
+
+    split: Any
+    rows: tuple[int, ...]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, end: int) -> "OpenedAnew":
+        """Some of them."""
+        return replace(self, rows=self.rows[start:end])
+
+    def scene(self) -> FileScene:
+        """A scene of all of them; no view of the whole image is known yet."""
+        scene, _ = next(self.split.batches([self.rows]))
+        images = (replace(image, glances={}) if isinstance(image, FileImage) else image for image in scene.images)
+        return FileScene(tuple(images), scene.normalise_by).to(self.device)
 
 
 def joined_images(parts: Sequence[Any]) -> Any:

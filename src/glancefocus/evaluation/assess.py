@@ -62,13 +62,12 @@ class Findings:
     Every accuracy is measured on images that the thresholds were not chosen on.
 
     data, chosen_on  for people: the images measured on, and the images that thresholds were chosen on
-    accuracy_after_look, macs_after_look  if every image takes 1, 2, ... looks, with patches of the largest size
+    accuracy_after_look, macs_after_look  if every image takes 1, 2, ... looks, with patches of the largest size, or views in order
     ms_after_look    None if no latency was measured; device is what it was measured on
     chosen           the point of the bundle's own thresholds, with accuracy_of_exits (per look; None if no image left)
     fixed_size_curves  {view: curve} of the same network with one of its candidate views; empty if it has only one
     scores           {score: curve} for other exit scores at the same budgets
-    reliability      bins of the reliability diagram, for each look
-    calibration_error  for each look, expected calibration error in [0, 1]
+    reliability, calibration_error  for each look: bins of the reliability diagram; expected calibration error in [0, 1]
     verdict, aims    the comparison with resized images; learnt aims against others, measured during training; None: not compared
     remarks          about the images, such as that training images were left out
     """
@@ -92,6 +91,11 @@ class Findings:
     verdict: Verdict | None = None
     aims: "AimsCheck | None" = None
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def chooses_views(self) -> bool:
+        """Whether the thresholds also choose among several views."""
+        return isinstance(self.chosen["thresholds"][0], list | tuple)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,11 +129,8 @@ def assess(
         curve = solved(chooser, table, _grid(table, points), seed)
         chosen_on = _IN_TURNS if choosing is None else f"{choosing.about.source}, {choosing.about.split}"
     latency = bundle.latency_here()
-    largest = table.fixed_size(table.sizes - 1)
-    bins = [
-        reliability(torch.from_numpy(np.array(record.confidence[:, node])), torch.from_numpy(np.array(right)))
-        for node, right in zip(largest_nodes(table), largest.correct.T, strict=True)
-    ]
+    columns = [(record.confidence[:, node], table.correct[:, node]) for node in largest_nodes(table)]
+    bins = [reliability(torch.from_numpy(np.array(sure)), torch.from_numpy(np.array(right))) for sure, right in columns]
     return Findings(
         data=f"{record.about.source}, {record.about.split}",
         chosen_on=chosen_on,
@@ -152,7 +153,7 @@ def assess(
 
 def own_thresholds(bundle: Bundle) -> Any:
     """The thresholds that `predict` uses; for a bundle without any, thresholds with which every look is taken."""
-    stay = stay_thresholds(bundle.settings.looks, len(bundle.settings.candidates))
+    stay = stay_thresholds(bundle.settings.looks, bundle.settings.view_choices)
     return stay if bundle.thresholds is None else bundle.thresholds
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.data.labelled import WHOLE
+from glancefocus.data.scene_splits import OpenedAnew
 from glancefocus.data.splits import Split, in_order, scene_batches
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.evaluation.assess import halves, look_table
+from glancefocus.evaluation.assess import halves, look_table, own_exits, own_thresholds
 from glancefocus.evaluation.every_look import backbone_accuracy
 from glancefocus.evaluation.records import Records
 from glancefocus.exits.budget import (
@@ -220,6 +222,36 @@ def at_backbone_accuracy(
     )
 
 
+@dataclass(frozen=True)
+class OwnThresholds:
+    """The operating point of a bundle's own thresholds, and large pictures to measure time on. Fields are as in SameAccuracy."""
+
+    images: OpenedAnew
+    thresholds: Sequence[Any]
+    accuracy: float
+    measured_on: str
+    chosen_on: str
+
+
+def at_own_thresholds(records: Records, image_count: int, *, split: str | None = None) -> OwnThresholds:
+    """A bundle's own thresholds, and this many images of data of which only regions are read.
+
+    Its images cannot be seen whole, so there is no backbone whose accuracy could be reached.
+    """
+    bundle, name = records.bundle, records.to_measure(split)
+    record = records.of(name)
+    table, thresholds = look_table(bundle, record), own_thresholds(bundle)
+    exits = own_exits(bundle, table, chose=records.chose(name))
+    rows = representative_rows(table, np.asarray(thresholds, dtype=np.float32), image_count)
+    return OwnThresholds(
+        images=OpenedAnew(records.split(name), tuple(rows), bundle.device),
+        thresholds=thresholds,
+        accuracy=float(table.point_of_exits(exits, np.asarray(thresholds, dtype=np.float32))["accuracy"]),
+        measured_on=f"{record.about.source}, {name}",
+        chosen_on=str(bundle.notes.get("thresholds_chosen_on", "other images")),
+    )
+
+
 def cheapest_as_accurate(curve: list[Point], accuracy: float) -> Point:
     """The cheapest point with at least this accuracy; if there is none, the most accurate point."""
     good = [point for point in curve if point["accuracy"] >= accuracy]
@@ -261,7 +293,9 @@ def fit_temperatures(
     workers: int = 0,
     device: torch.device | None = None,
 ) -> tuple[float, ...]:
-    """(T,) the temperature of each look that minimises the cross-entropy, on these rows; with patches of the largest size.
+    """(T,) the temperature of each look that minimises the cross-entropy, on these rows.
+
+    Looks have patches of the largest size; those of a network that zooms have its views in their order.
 
     device  the network's device; None: the CPU
     """

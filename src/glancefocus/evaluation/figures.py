@@ -233,7 +233,7 @@ def draw_findings(findings: Findings) -> dict[str, Figure]:
         figures["expected_looks"] = expected_looks_figure(findings.curve, chosen)
     if findings.curve and all("mean_ms" in point for point in findings.curve):
         figures["accuracy_over_ms"] = trade_off_figure(findings, "ms")
-    if len(findings.views) > 1 and any(map(any, map(patches_per_size, findings.curve))):
+    if findings.chooses_views and any(map(any, map(patches_per_size, findings.curve))):
         figures["patch_sizes"] = patch_sizes_figure(findings.curve, findings.views)
     if findings.scores:
         figures["exit_scores"] = exit_scores_figure(findings.scores)
@@ -264,7 +264,7 @@ def trade_off_figure(findings: Findings, unit: Literal["macs", "ms"]) -> Figure:
     scale = 1e6 if unit == "macs" else 1.0
     curve = sorted(findings.curve, key=lambda point: float(point[cost]))
     costs = [point[cost] / scale for point in curve]
-    label = "early exit" if len(findings.views) == 1 else f"early exit, {short_noun(findings.views)} chosen"
+    label = f"early exit, {short_noun(findings.views)} chosen" if findings.chooses_views else "early exit"
     _line(axes, costs, curve, label, color=BLUE, marker="o", linestyle="-", zorder=3)
     if all("accuracy_low" in point and "accuracy_high" in point for point in curve):
         low, high = ([100 * point[end] for point in curve] for end in ("accuracy_low", "accuracy_high"))

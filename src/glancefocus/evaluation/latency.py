@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.scene_splits import OpenedAnew
 from glancefocus.evaluation.verdict import Size
 from glancefocus.exits.curve import Latency
 from glancefocus.look import Aim, Look, Scene, as_scene, frames_of, sizes_of
@@ -64,7 +65,7 @@ def in_turns(
 
 
 def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, warm_up: int = 3) -> Latency:
-    """The median time of the glance, and of every later look with a patch of each size, aim included.
+    """The median time of the glance, and of every later look with each candidate view that it may have, aim included.
 
     Reading and resizing files is not included. Looks are measured in turns, so that a busy moment affects all of them alike.
     """
@@ -82,14 +83,15 @@ def measure_latency(bundle: Bundle, *, batch_size: int = 1, repeats: int = 15, w
             _note(times, (1, 0), spent, turn >= warm_up)
             while look.number < settings.looks:
                 looks = []
-                for index in range(len(settings.candidates)):
+                for index in settings.next_views(look.number):
                     following, spent = _timed(functools.partial(_focus, bundle, look, index), images)
                     _note(times, (look.number + 1, index), spent, turn >= warm_up)
                     looks.append(following)
                 look = looks[-1]
     median = {key: 1000 * statistics.median(values) / batch_size for key, values in times.items()}
-    every = range(len(settings.candidates))
-    later = [tuple(median[look, each] for each in every) for look in range(2, settings.looks + 1)]
+    later = [
+        tuple(median[look, each] for each in settings.next_views(look - 1)) for look in range(2, settings.looks + 1)
+    ]
     return Latency(
         device=device_name(bundle.device),
         threads=torch.get_num_threads(),
@@ -270,9 +272,14 @@ class _TimedAims:
         return aim
 
 
+def opened(images: Tensor | OpenedAnew) -> Scene:
+    """The scene of a batch whose time is measured."""
+    return as_scene(images) if isinstance(images, Tensor) else images.scene()
+
+
 def time_shares(
     net: GlanceFocus,
-    batches: Sequence[Tensor],
+    batches: Sequence[Tensor | OpenedAnew],
     rules: Sequence[ExitRule],
     *,
     rounds: int = 3,
@@ -280,7 +287,8 @@ def time_shares(
 ) -> tuple[dict[str, float], list[float]]:
     """The share of each of SHARES in the time of looking, and the milliseconds of each look for an image that takes it.
 
-    The shares and the looks are measured in separate passes, so that one measurement does not slow down the other.
+    The shares and the looks are measured in separate passes, so that one measurement does not slow down the other. Reading the
+    regions of large pictures counts as resize (of the whole image) and crop; opening them does not count.
     """
     watch, looking = Stopwatch(clock), Stopwatch(clock)
     timed = net.computed_by(TimedRunner(net.runner, watch))
@@ -288,9 +296,9 @@ def time_shares(
     with torch.inference_mode():
         for number in range(-1, rounds):
             for images, rule in zip(batches, rules, strict=True):
-                scene = TimedScene(as_scene(images), watch)
+                scene = TimedScene(opened(images), watch)
                 watch.time("all", lambda scene=scene, rule=rule: look_until_sure(timed, scene, rule))  # type: ignore[misc]
-                look_until_sure(looks, as_scene(images), rule)
+                look_until_sure(looks, opened(images), rule)
             if number < 0:  # a first round is not counted
                 for counted in (watch.seconds, looking.seconds, looks.rows):
                     counted.clear()

@@ -1,4 +1,7 @@
-"""Look records of a data set: one pass over a split stores every look at every image, for every sequence of candidate views."""
+"""Look records of a data set: one pass over a split stores every look at every image, for every sequence of candidate views.
+
+A network that zooms has one sequence, its views in their order.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -29,7 +32,7 @@ from glancefocus.loop import Entropy, ExitRule, Value, entropy
 from glancefocus.network.model import GlanceFocus, ModuleRunner
 from glancefocus.network.multi_exit import MultiExit, count_exits
 from glancefocus.progress import Progress
-from glancefocus.settings import ViewSettings
+from glancefocus.settings import NetworkSettings, ViewSettings
 from glancefocus.values import one_line
 
 Columns = dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]
@@ -58,9 +61,19 @@ def record_looks(bundle: Bundle, split: Split, folder: Path, **how: Unpack[Recor
     def columns(images: Tensor) -> Columns:
         return _columns(list(tree_of_looks(bundle.net, images.to(bundle.device), rule)))
 
-    views = tuple(view.name for view in settings.candidates)
+    views = (IN_ORDER,) if settings.zoom else tuple(view.name for view in settings.candidates)
     about = _about(split, how, bundle.fingerprint, settings.looks, views)
-    return _record(about, split, settings.view, folder, columns, how)
+    return _in_order(_record(about, split, settings.view, folder, columns, how), settings)
+
+
+IN_ORDER = "coarse to fine"
+"""The name, in a record, of the one sequence of views of a network that zooms."""
+
+
+def _in_order(record: LookRecord, settings: NetworkSettings) -> LookRecord:
+    """The record. Those of networks that zoom once held every sequence of views: of such a one, the sequence in order."""
+    order = settings.view_order
+    return record if order is None or len(record.about.views) == 1 else record.along(order, IN_ORDER)
 
 
 def _about(split: Split, how: Recording, network: str, looks: int, views: tuple[str, ...]) -> RecordAbout:
@@ -102,7 +115,7 @@ def _record(
 def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of candidate views, each with the critic's value (B,); level by level, computed once each.
 
-    With one candidate view these are simply all looks, in order.
+    With one candidate view, or where the views come in their order, these are simply all looks, in order.
     """
     if net.runtime is None:
         net = net.computed_by(ModuleRunner(net, whole_views={}))
@@ -111,7 +124,7 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
         following = []
         for look in level:
             last = look.number == net.settings.looks
-            aims = [] if last else [net.policy.aim(look, each) for each in range(len(net.settings.candidates))]
+            aims = [] if last else [net.policy.aim(look, each) for each in net.settings.next_views(look.number)]
             # The value belongs to the largest patch, which is the only one when there is one size.
             # A policy without a critic expects nothing of further looks.
             known = aims and aims[-1].value is not None
@@ -219,7 +232,7 @@ class Records:
             return None
         record = LookRecord.load(Path(self.source))
         record.check_made_for(self.bundle.fingerprint)
-        return record
+        return _in_order(record, self.bundle.settings)
 
     @property
     def names(self) -> list[str]:

@@ -209,7 +209,7 @@ def _overview(findings: Findings, bundle: Bundle) -> list[str]:
 def _threshold_words(findings: Findings) -> str:
     """The thresholds of all looks but the last, where every image stops."""
     *thresholds, _ = findings.chosen["thresholds"]
-    if len(findings.views) > 1:
+    if findings.chooses_views:
         return "see the table of looks"
     names = ["the glance", *look_names(len(thresholds) + 1)[1:]]
     words = [f"{threshold_text(value)} at {name}" for value, name in zip(thresholds, names, strict=False)]
@@ -292,11 +292,13 @@ def _backbone_sentence(comparison: Comparison | None) -> list[str]:
 
 
 def _look_section(findings: Findings, figures: str) -> list[str]:
-    several = len(findings.views) > 1
     note = "Accuracy, cost and calibration error are for every image taking that many looks"
-    note += f", with {view_words(findings.views[-1:])}." if several else "."
-    note += " An image stops if its score is above the bundle's threshold."
-    if several:
+    if len(findings.views) > 1:
+        note += (
+            f", with {view_words(findings.views[-1:])}" if findings.chooses_views else ", with the views in their order"
+        )
+    note += ". An image stops if its score is above the bundle's threshold."
+    if findings.chooses_views:
         note += f" With several {views_noun(findings.views)}: above all thresholds of its look; otherwise the nearest threshold "
         note += "above its score decides the view of the next look."
     table = table_html(look_names(len(findings.accuracy_after_look)), escaped(look_rows(findings)))

@@ -123,9 +123,9 @@ def threshold_text(value: float) -> str:
 
 
 def _threshold_rows(findings: Findings) -> Rows:
-    """One row for each candidate view; the last look has no threshold, since every image stops there."""
+    """One row for each view that thresholds choose among; the last look has no threshold, since every image stops there."""
     *thresholds, _ = findings.chosen["thresholds"]
-    if len(findings.views) == 1:
+    if not findings.chooses_views:
         return [("threshold", [*map(threshold_text, thresholds), ""])]
     return [
         (f"threshold for {view_label(view)}", [*(threshold_text(values[size]) for values in thresholds), ""])

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from glancefocus.data.scene_splits import OpenedAnew
 from glancefocus.errors import BadSetting
-from glancefocus.evaluation.latency import Progress, in_turns, time_shares
+from glancefocus.evaluation.latency import Progress, in_turns, opened, time_shares
 from glancefocus.exits.curve import refuse_budget
 from glancefocus.exits.one_size import geometric_shares, planned_exits
-from glancefocus.look import Aim, Look, as_scene
+from glancefocus.look import Aim, Look
 from glancefocus.loop import ExitRule, look_until_sure
 from glancefocus.network.model import GlanceFocus
 from glancefocus.outcome import Costs, Outcome
@@ -56,17 +57,17 @@ class Subject:
     """The networks that are measured, and the images.
 
     net       glancefocus
-    backbone  a network whose focus encoder is the plain backbone to compare with
-    images    (N, ...) normalised
+    backbone  a network whose focus encoder is the plain backbone to compare with; None: glancefocus is measured alone
+    images    (N, ...) normalised; or large pictures, whose regions are read
     exits     the look after which each image leaves, decided beforehand; or
     rule      the exit rule
     accuracy, backbone_accuracy  if they are known, on the images measured_on; the thresholds were chosen on chosen_on
     """
 
     net: GlanceFocus
-    backbone: GlanceFocus
+    backbone: GlanceFocus | None
     costs: Costs
-    images: Tensor
+    images: Tensor | OpenedAnew
     exits: Sequence[int] | None = None
     rule: ExitRule | None = None
     accuracy: float | None = None
@@ -88,18 +89,20 @@ class Timing:
     shares      of the time, see time_shares.SHARES
     accuracy, backbone_accuracy  on all images of the data, if there is any; unknown for int8 weights, which are rounded
     rounds      the number of rounds measured
+
+    What belongs to the backbone, and the ratios, are None where there is no backbone to compare with.
     """
 
     runtime: str
     batch: int
     threads: int
-    backbone_ms: float
+    backbone_ms: float | None
     glancefocus_ms: float
-    mac_ratio: float
-    time_ratio: float
-    quotient: float
-    backbone_ms_low: float
-    backbone_ms_high: float
+    mac_ratio: float | None
+    time_ratio: float | None
+    quotient: float | None
+    backbone_ms_low: float | None
+    backbone_ms_high: float | None
     glancefocus_ms_low: float
     glancefocus_ms_high: float
     light_weights: bool = False
@@ -117,7 +120,7 @@ class Timing:
     def to_plain(self) -> dict[str, Any]:
         """As plain values; with images per second, in which reading is not counted."""
         per_second = {
-            "backbone_per_second": 1000 / self.backbone_ms,
+            "backbone_per_second": None if self.backbone_ms is None else 1000 / self.backbone_ms,
             "glancefocus_per_second": 1000 / self.glancefocus_ms,
         }
         return {**asdict(self), **per_second}
@@ -180,7 +183,8 @@ def bench(
     try:
         options = RuntimeOptions(light_weights=case.light_weights)
         net = open_runtime(subject.net, case.runtime, options=options)
-        backbone = open_backbone(subject.backbone, case.runtime, options=options)
+        plain = subject.backbone
+        backbone = None if plain is None else open_backbone(plain, case.runtime, options=options)
         return bench_opened(
             subject, case, net, backbone, rounds=rounds, warm_up=warm_up, seconds=seconds, progress=progress
         )
@@ -192,7 +196,7 @@ def bench_opened(
     subject: Subject,
     case: Case,
     net: GlanceFocus,
-    backbone: Callable[[Tensor], Tensor],
+    backbone: Callable[[Tensor], Tensor] | None,
     *,
     rounds: int = 7,
     warm_up: int = 2,
@@ -204,9 +208,9 @@ def bench_opened(
     batches, rules = _batches(subject, case.batch)
     ways, outcomes = _ways(net, backbone, batches, rules)
     times = in_turns(ways, batches[0].device, rounds, warm_up, seconds, progress)
-    outcome, measured = Outcome.join(outcomes), len(times["backbone"])
+    outcome, measured = Outcome.join(outcomes), len(times["glancefocus"])
     shares, ms_per_look = time_shares(net, batches, rules, rounds=max(1, measured // 2))
-    images = sum(batch.shape[0] for batch in batches)
+    images = sum(map(len, batches))
     mean_macs = float(subject.costs.spent(outcome.looks, outcome.candidate, outcome.aims_first).mean())
     mac_ratio = subject.costs.backbone_macs / mean_macs
     looks = torch.bincount(outcome.looks.cpu(), minlength=subject.costs.looks + 1)[1:].tolist()
@@ -228,20 +232,30 @@ def _check_rounds(rounds: int, warm_up: int) -> None:
 
 
 def summary(times: dict[str, list[float]], images: int, mac_ratio: float) -> dict[str, Any]:
-    """Medians and quartiles of milliseconds per image, time_ratio and quotient; times are seconds of each round."""
-    numbers: dict[str, Any] = {}
+    """Medians and quartiles of milliseconds per image, time_ratio and quotient; times are seconds of each round.
+
+    Without times of the backbone everything that compares with it is None.
+    """
+    numbers: dict[str, Any] = dict.fromkeys(("backbone_ms", "backbone_ms_low", "backbone_ms_high"))
     for method, seconds in times.items():
         each = [1000 * s / images for s in seconds]
         low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
         numbers |= {f"{method}_ms": median, f"{method}_ms_low": low, f"{method}_ms_high": high}
+    if "backbone" not in times:
+        return {**numbers, **dict.fromkeys(("mac_ratio", "time_ratio", "quotient"))}
     ratios = [one / other for one, other in zip(times["backbone"], times["glancefocus"], strict=True)]
     time_ratio = statistics.median(ratios)
     return {**numbers, "mac_ratio": mac_ratio, "time_ratio": time_ratio, "quotient": time_ratio / mac_ratio}
 
 
-def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]]:
+def _batches(subject: Subject, batch: int) -> tuple[list[Tensor | OpenedAnew], list[ExitRule]]:
     """The images in batches, and the exit rule of each batch."""
-    batches = list(torch.split(subject.images[: images_needed(batch)], batch))
+    images, count = subject.images, images_needed(batch)
+    batches: list[Tensor | OpenedAnew]
+    if isinstance(images, Tensor):
+        batches = list(torch.split(images[:count], batch))
+    else:
+        batches = [images.part(start, start + batch) for start in range(0, count, batch)]
     if subject.rule is not None:
         return batches, [subject.rule] * len(batches)
     assert subject.exits is not None
@@ -252,18 +266,22 @@ def _batches(subject: Subject, batch: int) -> tuple[list[Tensor], list[ExitRule]
 
 def _ways(
     net: GlanceFocus,
-    backbone: Callable[[Tensor], Tensor],
-    batches: Sequence[Tensor],
+    backbone: Callable[[Tensor], Tensor] | None,
+    batches: Sequence[Tensor | OpenedAnew],
     rules: Sequence[ExitRule],
 ) -> tuple[dict[str, Callable[[], object]], list[Outcome]]:
     """The functions to measure, by name; and a list that receives the outcomes of the last run of glancefocus."""
     outcomes: list[Outcome] = []
 
     def look() -> None:
-        outcomes[:] = [look_until_sure(net, as_scene(b), rule) for b, rule in zip(batches, rules, strict=True)]
+        outcomes[:] = [look_until_sure(net, opened(b), rule) for b, rule in zip(batches, rules, strict=True)]
+
+    if backbone is None:
+        return {"glancefocus": look}, outcomes
+    whole = [images for images in batches if isinstance(images, Tensor)]
 
     def answer() -> None:
-        for images in batches:
+        for images in whole:
             backbone(images)
 
     return {"backbone": answer, "glancefocus": look}, outcomes

@@ -162,7 +162,7 @@ class Latency:
     threads     of the CPU that were used
     batch_size  images looked at together
     glance_ms   the first look
-    focus_ms    (T - 1, K): look 2, 3, ... with a patch of each size; the aim is part of the look
+    focus_ms    (T - 1, K): look 2, 3, ... with each candidate view that thresholds choose among; the aim is part of the look
     runtime     the runtime that was measured; None: the network's own torch modules
     """
 
@@ -183,7 +183,7 @@ class Latency:
 
     @property
     def ms_after_look(self) -> tuple[float, ...]:
-        """Leaving after look 1, 2, ... T, with the largest patches."""
+        """Leaving after look 1, 2, ... T, with the largest patches, or with the views in their order."""
         return tuple(itertools.accumulate([self.glance_ms, *(sizes[-1] for sizes in self.focus_ms)]))
 
     def ms_of_tree(self) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glancefocus.errors import BadData, BadSetting, UnknownName
-from glancefocus.exits.table import LookTable, level_sizes
+from glancefocus.exits.table import LookTable, level_sizes, path_nodes
 from glancefocus.files import replace_folder
 from glancefocus.loop import SCORES
 from glancefocus.machine import open_file, read_json
@@ -40,7 +40,7 @@ class RecordAbout:
     network, data  fingerprints
     source, split  names of the data
     images, looks  numbers of them
-    views          names of the candidate views; several make a tree of looks, see LookTable
+    views          names of the candidate views; several make a tree of looks, see LookTable. One name: a column is a look
     """
 
     network: str
@@ -97,6 +97,12 @@ class LookRecord:
             sizes=len(self.about.views),
             ms=None if ms is None else np.asarray(ms, dtype=np.float64),
         )
+
+    def along(self, path: Sequence[int], name: str) -> "LookRecord":
+        """The record of one sequence of candidate views (their numbers), which gets this name."""
+        nodes = path_nodes(path, len(self.about.views))
+        columns = {each: np.asarray(getattr(self, each))[:, nodes] for each in (*STORED_SCORES, "answer")}
+        return replace(self, about=replace(self.about, views=(name,)), **columns)
 
     def check_made_for(self, network: str, data: str | None = None) -> None:
         """Refuse a record of another network, or of other data."""

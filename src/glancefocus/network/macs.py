@@ -85,6 +85,7 @@ def count_network(net: GlanceFocus) -> Costs:
         classifier_macs=tuple(answers),
         backbone_macs=whole_image_macs + own_head_macs,
         focus_policy_macs=focus_policy_macs if learnt and settings.looks > 2 else {},
+        view_order=settings.view_order,
     )
 
 

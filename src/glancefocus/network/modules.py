@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings
+from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings, view_in_order
 
 
 class Encoding(NamedTuple):
@@ -218,6 +218,8 @@ class LearntPolicy(nn.Module):
     extents      side of the square that each candidate covers, as a share of the image's shorter side; 1: the whole image, which
                  has no place. Last that of the first look. Used with settings.place only.
     frames       of a clip; their maps lie one after the other in the map's channels
+    in_order     looks have the candidates in their order, unless another is asked for, see view_in_order; else the last one
+    candidates   the numbers of the candidate views
     run          computes `forward` instead of these modules, where another runner does, see model.Runner
     """
 
@@ -230,8 +232,10 @@ class LearntPolicy(nn.Module):
         codes: tuple[int, ...],
         frames: int = 1,
         extents: tuple[float, ...] = (),
+        in_order: bool = False,
     ) -> None:
         super().__init__()
+        self.candidates, self.in_order = range(len(sides)), in_order
         self.extents = extents if settings.place else None
         self.glance_side = glance_side
         self.sides = sides
@@ -263,24 +267,20 @@ class LearntPolicy(nn.Module):
         self.critic = nn.Linear(settings.units, 1)
         self.run: Callable[[Tensor, int, Tensor | None, Tensor | None, Tensor | None], Aimed] | None = None
 
-    @property
-    def candidates(self) -> range:
-        """The numbers of the candidate views."""
-        return range(len(self.sides))
-
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.
 
-        candidate  number of the next look's candidate view, for all rows or (B,); None: the last one, which is the largest
+        candidate  number of the next look's candidate view, for all rows or (B,); None: see in_order
         """
-        following = len(self.sides) - 1 if candidate is None else candidate
-        next_code, place = self.next_code(following, look.map), self.place_of(look)
+        if candidate is None:
+            candidate = view_in_order(look.number, len(self.sides)) if self.in_order else len(self.sides) - 1
+        next_code, place = self.next_code(candidate, look.map), self.place_of(look)
         run = self if self.run is None else self.run
         if isinstance(look.candidate, int):
             aimed: Aimed = run(look.map, look.candidate, look.policy_memory, next_code, place)
         else:
             aimed = self._aim_by_candidate(run, look, look.candidate, next_code, place)
-        return Aim(where=aimed.where, candidate=following, memory=aimed.memory, mean=aimed.where, value=aimed.value)
+        return Aim(where=aimed.where, candidate=candidate, memory=aimed.memory, mean=aimed.where, value=aimed.value)
 
     def _aim_by_candidate(
         self,

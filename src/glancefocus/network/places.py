@@ -58,12 +58,13 @@ class UnlearntPolicy(nn.Module):
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
         self.kind, self.view = settings.policy.kind, settings.view
+        self.next_views = settings.next_views
         self.candidates = range(len(settings.candidates))
         self.patches_before = 1 if settings.first_view == "centre" else 0
 
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next; candidate: as LearntPolicy.aim."""
-        following = self.candidates[-1] if candidate is None else candidate
+        following = self.next_views(look.number)[-1] if candidate is None else candidate
         device = look.logits.device
         if self.kind == "random":
             where = drawn_places(look.scene, self.view, look.number + 1).to(device)

@@ -1,8 +1,8 @@
-"""Coarse to fine: which view each look of a zooming network has in training, and when aims are compared.
+"""Coarse to fine: which view each look of a zooming network has in training.
 
 Each focus look has the largest view that is clearly smaller than the region of the last look, down to pixels as they are; there it
-stays, beside the last one. So the number of steps follows from the size of each image. (A trained network is not bound to
-this order: its thresholds choose the views.)
+stays, beside the last one. So the number of steps follows from the size of each image. (A trained network takes its views in their
+order, see `view_in_order` in settings.py. In images in which each view is clearly smaller than the one before, that is the same.)
 """
 
 from collections.abc import Sequence
@@ -55,6 +55,18 @@ class InSteps:
         )
 
 
+class InOrder:
+    """Another policy for a zooming network: its looks have the network's views in their order, as in prediction."""
+
+    def __init__(self, net: GlanceFocus, policy: Policy) -> None:
+        self.net = net
+        self.policy = policy
+
+    def aim(self, look: Look) -> Aim:
+        (view,) = self.net.settings.next_views(look.number)
+        return replace(self.policy.aim(look), candidate=view)
+
+
 def own_aims(
     net: GlanceFocus,
     generator: torch.Generator | None = None,
@@ -77,10 +89,10 @@ def random_aims(
 
 
 def compared(net: GlanceFocus, candidate: int, policy: Policy | None = None) -> Policy:
-    """A policy that is compared with others: all of its looks have this candidate view; those of a zooming network go in steps.
+    """A policy that is compared with others. All of its looks have this candidate view; a zooming network takes its views in order.
 
     policy  None: the network's own
     """
     if net.settings.zoom:
-        return InSteps(net, policy)
+        return net.policy if policy is None else InOrder(net, policy)
     return OneCandidate(net.policy, candidate) if policy is None else policy

@@ -199,7 +199,7 @@ class RowPolicy:
 
     def aim(self, look: Look) -> Aim:
         rules = self.rules.rules(look)
-        if len(self.net.candidates) == 1 or all(rule is rules[0] for rule in rules):
+        if self.net.settings.view_choices == 1 or all(rule is rules[0] for rule in rules):
             policy: Policy = policy_for(self.net, rules[0])
             return policy.aim(look)
         chosen = torch.full((look.count,), len(self.net.candidates) - 1, device=look.logits.device)

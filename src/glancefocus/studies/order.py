@@ -120,8 +120,7 @@ def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPe
     known = settings.data.source in WORLDS or folder.find(run) is not None
     state = "new" if not known or folder.find(run) is None else "finished" if folder.is_finished(run) else "begun"
     macs = training_macs(settings, *counts)
-    views = len(settings.network.candidates)
-    nodes = sum(views**look for look in range(settings.network.looks))
+    nodes = sum(settings.network.view_choices**look for look in range(settings.network.looks))
     records = counts[1] * nodes * 4 * _BYTES
     disk = _COPIES * _BYTES * _parameters(settings.network) + records
     on_images = set(settings.stages) <= {"small", "backbone"}

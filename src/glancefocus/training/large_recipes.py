@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from glancefocus.data.images import LARGE_PIXELS
 from glancefocus.data.large import is_large
 from glancefocus.data.lists import medium_of
@@ -19,7 +17,6 @@ from glancefocus.data.scene_splits import reads_regions
 from glancefocus.data.sources import Data, DataSettings, split_rows
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadSetting
-from glancefocus.exits.table import LookTable
 from glancefocus.network.presets import PRESETS
 from glancefocus.settings import NetworkSettings
 from glancefocus.training.fitted import WITHOUT_LESSONS, Recipe
@@ -165,15 +162,3 @@ def as_seen(settings: TrainSettings, data: Data) -> TrainSettings:
     side = max(px, native)
     view = replace(network.view, height_px=side, width_px=side)
     return replace(settings, network=replace(network, view=view))
-
-
-def accuracy_after_look(table: LookTable, network: NetworkSettings) -> list[float]:
-    """The accuracy after each look: with the last view at every look, or of a zooming network with its views in their order."""
-    if not network.zoom:
-        return table.accuracy_after_look
-    accuracy, place = [], 0
-    for number, level in enumerate(table.levels(np.arange(table.correct.shape[1]))):
-        if number > 0:
-            place = place * table.sizes + min(number, table.sizes) - 1
-        accuracy.append(float(table.correct[:, level[place]].mean()))
-    return accuracy

@@ -48,7 +48,7 @@ from glancefocus.network.weights import load_encoders, open_safely
 from glancefocus.progress import Progress
 from glancefocus.training.checkpoint import keep_data, load_checkpoint, save_weights, write_run_file
 from glancefocus.training.journal import Journal, Trackers, chosen_trackers, read_metrics
-from glancefocus.training.large_recipes import accuracy_after_look, check_regions
+from glancefocus.training.large_recipes import check_regions
 from glancefocus.training.loop import TrainingLoop, build_stage
 from glancefocus.training.memory import parts_that_fit
 from glancefocus.training.plan import Plan, measure_plan, plan_words, stored_plan
@@ -307,7 +307,7 @@ def finish_bundle(
         bundle.curve = solve_curve(table)
         bundle.thresholds = frozen(thresholds_of_a_run(table, bundle.costs.backbone_macs).tolist())
     bundle.notes |= {
-        "validation_accuracy_per_look": [round(a, 4) for a in accuracy_after_look(table, net.settings)],
+        "validation_accuracy_per_look": [round(a, 4) for a in table.accuracy_after_look],
         "thresholds_chosen_on": f"{settings.data.source}, val",
         "thresholds_data": record.about.data,
         "thresholds_for": BEST_ACCURACY,
