@@ -11,7 +11,7 @@ import torch
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
 from glancefocus.loop import CandidateRule, Deadline, Entropy, ExitRule, Value, every_look, fixed_looks
-from glancefocus.settings import View, native, whole
+from glancefocus.settings import native, whole
 
 
 def test_an_image_leaves_above_the_threshold_of_this_look(look_with: Callable[..., Look]) -> None:
@@ -250,11 +250,3 @@ def test_when_time_is_up_every_image_stops_and_only_the_sure_are_sure(look_with:
 def test_the_deadline_holds_with_several_sizes(look_with: Callable[..., Look]) -> None:
     rule = size_rule([1.0] * 3, [0.0] * 3, deadline=Deadline(Clock(6.0), starts_at=0.0, ends_at=10.0))
     assert rule.leaves(look_with([0.5, 0.6])).all()
-
-
-def test_a_fixed_number_of_looks_goes_through_the_views_of_a_zooming_network_in_their_order() -> None:
-    views = [View(32, 0.25), View(32, 0.0625), native(32)]
-    rule = fixed_looks(5, views, in_steps=True)
-    following = [row.index(math.inf) for row in rule.thresholds]  # type: ignore[attr-defined]
-    assert following[:4] == [0, 1, 2, 2]
-    assert not isinstance(fixed_looks(5, views), CandidateRule)

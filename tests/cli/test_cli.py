@@ -510,7 +510,7 @@ def test_source_px_is_the_height_and_the_width_of_the_image_that_is_looked_at(cl
         (("--quick", "--thorough"), "gf: --quick and --thorough exclude each other."),
         (("--preset", "gf-resnet5-96"), "gf: there is no preset named 'gf-resnet5-96'. Did you mean 'gf-resnet50-96'"),
         (("--backbone", "resnet81"), "gf: there is no backbone named 'resnet81'. Did you mean 'resnet"),
-        (("--backbone", "test_resnet", "--patch-px", 300), "gf: the view 300 is larger than the image (224 px)."),
+        (("--backbone", "test_resnet", "--patch-px", 300), "gf: the view 300 is larger than the image (64 px)."),
         (("--patch-px", 64, "--focus", "64"), "gf: --focus and --patch-px both name the views of the focus looks."),
         (
             ("--backbone", "test_resnet", "--focus", "half"),

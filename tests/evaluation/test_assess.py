@@ -274,7 +274,7 @@ def test_milliseconds_are_reported_if_they_were_measured(small_bundle: MakeBundl
     bundle.latencies = [Latency(name, threads, 1, 1.0, ((2.0,), (3.0,)))]
     findings = assess(bundle, record_of(bundle, tmp_path), points=3)
     assert findings.ms_after_look == [1.0, 3.0, 6.0]
-    assert findings.device == f"{name}, {threads} threads, batch 1"
+    assert findings.device == f"{name}, {threads} thread{'' if threads == 1 else 's'}, batch 1"
     assert findings.curve[0]["mean_ms"] == 1.0
     assert findings.curve[-1]["mean_ms"] <= 6.0
 

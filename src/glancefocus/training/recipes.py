@@ -163,7 +163,7 @@ def train_settings(
     if preset is None:
         backbone = backbone or DEFAULT_BACKBONE
     # Sizes are checked below: those that the user did not name may be fitted to the data.
-    sizes = {"glance_px", "focus", "patch_px"} if _is_fitted(source, preset) else set()
+    sizes = {"glance_px", "focus", "patch_px", "view"} if _is_fitted(source, preset) else set()
     asked = network_settings(preset, backbone=backbone, **{name: network[name] for name in network.keys() - sizes})
     check_backbone(asked.backbone)  # before any data is read
     _choose_weights(changes, source, preset, asked.backbone)
