@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from glancefocus.bundle.bundle import Bundle
+    from glancefocus.evaluation.choosing import OwnThresholds, SameAccuracy
     from glancefocus.evaluation.records import Records
     from glancefocus.evaluation.wall_clock import Subject, Timing
     from glancefocus.exits.curve import Point
@@ -197,7 +198,6 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     from glancefocus.bundle.bundle import load
     from glancefocus.evaluation.choosing import at_backbone_accuracy
     from glancefocus.evaluation.records import Records, looks_folder
-    from glancefocus.evaluation.wall_clock import Subject
 
     if options.setting or options.light_policy:
         raise BadSetting(
@@ -224,6 +224,15 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
     backbone = _backbone_of(bundle, folder, options.backbone)
     found = at_backbone_accuracy(records, backbone, most_images, split=options.split)
     _print_remarks(records, options)
+    return replace(_at_thresholds(bundle, backbone, found), backbone_accuracy=found.backbone_accuracy)
+
+
+def _at_thresholds(
+    bundle: "Bundle", backbone: "GlanceFocus | None", found: "SameAccuracy | OwnThresholds"
+) -> "Subject":
+    """A trained network with the thresholds that were found, and where they were measured."""
+    from glancefocus.evaluation.wall_clock import Subject
+
     return Subject(
         bundle.net,
         backbone,
@@ -231,7 +240,6 @@ def bundle_subject(folder: Path, options: BenchOptions, most_images: int, progre
         found.images,
         rule=bundle.exit_rule(thresholds=found.thresholds),
         accuracy=found.accuracy,
-        backbone_accuracy=found.backbone_accuracy,
         measured_on=found.measured_on,
         chosen_on=found.chosen_on,
     )
@@ -258,23 +266,12 @@ def _sees_regions(records: "Records", options: BenchOptions) -> bool:
 def _alone(records: "Records", options: BenchOptions, most_images: int) -> "Subject":
     """A trained network with its own thresholds on large pictures, without a backbone."""
     from glancefocus.evaluation.choosing import at_own_thresholds
-    from glancefocus.evaluation.wall_clock import Subject
 
     if options.backbone is not None:
         raise BadSetting(f"{NOT_WHOLE}. Leave --backbone out: glancefocus is then measured alone.")
     found = at_own_thresholds(records, most_images, split=options.split)
     _print_remarks(records, options)
-    bundle = records.bundle
-    return Subject(
-        bundle.net,
-        None,
-        bundle.costs,
-        found.images,
-        rule=bundle.exit_rule(thresholds=found.thresholds),
-        accuracy=found.accuracy,
-        measured_on=found.measured_on,
-        chosen_on=found.chosen_on,
-    )
+    return _at_thresholds(records.bundle, None, found)
 
 
 def _print_remarks(records: "Records", options: BenchOptions) -> None:
