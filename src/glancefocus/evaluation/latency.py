@@ -147,11 +147,11 @@ def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 
     if own.runtime is None:
         own.use(USUAL_RUNTIME)
     words = own.runtime or USUAL_RUNTIME
-    opened = functools.partial(
+    backbone_in_runtime = functools.partial(
         open_backbone, net, words.partition(",")[0], options=RuntimeOptions(light_weights=own.net.light_weights)
     )
     # A graph takes images of one size; modules take any.
-    of_any_size = None if words.startswith(("onnx", "openvino")) else opened()
+    of_any_size = None if words.startswith(("onnx", "openvino")) else backbone_in_runtime()
     looks: list[tuple[float, ...]] = []
 
     def ours() -> None:
@@ -160,7 +160,7 @@ def measure_rival_times(bundle: Bundle, sizes: Sequence[Size], *, rounds: int = 
     ways: dict[str, Callable[[], object]] = {"ours": ours}
     for size in sizes:
         shape = (1, 3, *size) if frames == 1 else (1, frames, 3, *size)
-        backbone = of_any_size or opened(size=size)
+        backbone = of_any_size or backbone_in_runtime(size=size)
         ways[str(size)] = functools.partial(backbone, torch.zeros(shape, device=bundle.device))
     times = in_turns(ways, bundle.device, rounds, warm_up)
     threads = torch.get_num_threads()
