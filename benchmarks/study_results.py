@@ -1,6 +1,6 @@
-"""Copies the tables of finished studies into docs/results.md.
+"""Copies the tables of finished studies into docs/study-results.md.
 
-gf study rewards && python benchmarks/study_results.py studies rewards --write docs/results.md
+gf study rewards && python benchmarks/study_results.py studies rewards --write docs/study-results.md
 """
 
 import argparse
