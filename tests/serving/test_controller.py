@@ -10,12 +10,12 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.errors import BadBudget
 from glancefocus.serving.controller import (
     BudgetController,
-    Stopping,
     Throughput,
     default_stopping,
     levels_of,
     promised_accuracy,
 )
+from glancefocus.serving.jobs import Stopping
 
 
 class Clock:

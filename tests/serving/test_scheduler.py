@@ -12,7 +12,8 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.loop import Deadline
 from glancefocus.outcome import Outcome
-from glancefocus.serving.scheduler import Answered, Job, LookScheduler, LookTimes, Pool, Stopping
+from glancefocus.serving.jobs import Job, Stopping
+from glancefocus.serving.scheduler import Answered, LookScheduler, LookTimes, Pool
 
 
 class Clock:

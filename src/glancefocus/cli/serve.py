@@ -15,7 +15,7 @@ from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.values import BatchSize, Count, MaxPixels, Mebibytes, Milliseconds, MultiplyAdds, Port, Processes
 
 if TYPE_CHECKING:
-    from glancefocus.serving.service import LoadBundle, ServiceSettings
+    from glancefocus.serving.served import LoadBundle, ServiceSettings
 
 TOKEN_VARIABLE = "GLANCEFOCUS_TOKEN"
 
@@ -116,7 +116,7 @@ class ServeOptions:
     def settings(self) -> "ServiceSettings":
         """The settings of the service."""
         from glancefocus.serving.requests import Limits
-        from glancefocus.serving.service import ServiceSettings
+        from glancefocus.serving.served import ServiceSettings
 
         return ServiceSettings(
             batching=self.batching,

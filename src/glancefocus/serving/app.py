@@ -30,7 +30,8 @@ from glancefocus.exits.curve import accuracy_of
 from glancefocus.serving import openapi
 from glancefocus.serving.controller import promised_accuracy
 from glancefocus.serving.requests import Refused, read_body, read_request
-from glancefocus.serving.service import Served, Service
+from glancefocus.serving.served import Served
+from glancefocus.serving.service import Service
 
 PAGE = Path(__file__).with_name("page.html")
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/openapi.json")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from glancefocus.bundle.bundle import Bundle
 from glancefocus.exits.curve import Point, accuracy_of, best_thresholds, rising
 from glancefocus.loop import frozen
-from glancefocus.serving.scheduler import Stopping
+from glancefocus.serving.jobs import Stopping
 
 LEVELS = 16
 """Number of budgets between the most expensive and the cheapest one."""
