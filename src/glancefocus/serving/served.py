@@ -3,7 +3,6 @@
 import asyncio
 import math
 import queue
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +58,9 @@ class PictureJob(Job):
 class Served:
     """One bundle that answers, with its scheduler and its controller.
 
-    pending  pictures that were accepted and have no answer, those that are being decoded included
+    pending   pictures that were accepted and have no answer, those that are being decoded included
+    decoding  those of them that are being decoded
+    requests  requests that these pictures belong to
     """
 
     def __init__(self, name: str, load: LoadBundle, settings: ServiceSettings) -> None:
@@ -72,8 +73,8 @@ class Served:
         self.times = self._warm_up()
         self.scheduler = self._new_scheduler(self.times)
         self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
-        self.pending = 0
-        self._stepped, self._was_idle = 0.0, True
+        self.pending = self.decoding = self.requests = 0
+        self._decoded_at = 0.0
         self._rules: dict[Any, Stopping] = {}
 
     def _new_scheduler(self, times: Sequence[LookTimes]) -> LookScheduler:
@@ -82,7 +83,7 @@ class Served:
             self.controller.stopping,
             batching=self.settings.batching,
             full_batch=self.settings.full_batch,
-            patience_ms=self.settings.latency_p99_ms or PATIENCE_MS,
+            patience_ms=min(PATIENCE_MS, self.settings.latency_p99_ms or PATIENCE_MS),
             times=times,
         )
 
@@ -125,6 +126,21 @@ class Served:
         limited = self.controller.level > 0 and in_force is not None and asked.budget_macs is not None
         return None if limited and (in_force or 0) < (asked.budget_macs or 0) else self._rules[key]
 
+    @property
+    def full(self) -> float:
+        """How much of the room for pictures and requests is taken; at 1 the next request is refused."""
+        limits = self.settings.limits
+        return max(self.pending / limits.waiting, self.requests / limits.requests)
+
+    def adjust(self) -> None:
+        """Let the controller react to the present load."""
+        self.controller.adjust(self.pending, self.decoding, self.full)
+
+    def note_decoded(self, began: float, now: float) -> None:
+        """A picture was decoded now; it began, or began to wait for others, at this time."""
+        self.controller.decoded.add(1, now - max(began, self._decoded_at))
+        self._decoded_at = now
+
     def take_new(self) -> None:
         """Give the jobs that have arrived to the scheduler."""
         while not self.inbox.empty():
@@ -136,17 +152,11 @@ class Served:
         answered = self.scheduler.step()
         if (step := self.scheduler.last_step) is not None:
             metrics.looked(self.name, step.look, step.rows, step.seconds)
-            self._note_throughput(sum(len(each.jobs) for each in answered), step.seconds)
+            self.controller.computed(sum(len(each.jobs) for each in answered), step.seconds)
         for job in (job for each in answered for job in each.jobs):
             self.controller.answered(job.came)
-        self.controller.adjust(self.pending)
+        self.adjust()
         return answered
-
-    def _note_throughput(self, answered: int, seconds: float) -> None:
-        """Count the time since the last step, too, if pictures were waiting then: decoding may be what takes the time."""
-        now = time.perf_counter()
-        self.controller.throughput.add(answered, seconds if self._was_idle else now - self._stepped)
-        self._stepped, self._was_idle = now, self.pending <= answered
 
     def give_up(self) -> list[Job]:
         """All jobs, which cannot be answered because the network has failed; a new scheduler is ready for the next ones."""

@@ -17,7 +17,7 @@ from glancefocus.loop import Deadline
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.jobs import Job, Stopping
 from glancefocus.serving.metrics import Metrics
-from glancefocus.serving.requests import Asked, Refused, Upload, steps_of
+from glancefocus.serving.requests import PICTURE, Asked, Refused, Upload, steps_of
 from glancefocus.serving.scheduler import Answered
 from glancefocus.serving.served import LoadBundle, PictureJob, Served, ServiceSettings
 from glancefocus.values import Answer
@@ -48,6 +48,7 @@ class Service:
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.running = 0
+        self.dropped = 0  # accepted requests that were not answered, because the server had to end
         self.received_bytes = 0
         self._computing: list[Served] = []
         self._wake = threading.Event()
@@ -61,8 +62,8 @@ class Service:
         self.loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
+        decoders = asyncio.create_task(self.decoders.start())
         try:
-            decoders = asyncio.create_task(self.decoders.start())
             for name, load in self.bundles.items():
                 self._use(await asyncio.to_thread(Served, name, load, self.settings))
             await decoders
@@ -72,11 +73,18 @@ class Service:
         else:
             self._thread.start()
             self.ready = True
+        finally:
+            decoders.cancel()  # it may still wait if a bundle could not be loaded, or if the server was stopped meanwhile
 
     @property
     def computes(self) -> bool:
         """Whether the thread runs, or need not run yet."""
         return self._thread.is_alive() or not self.ready
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests can be answered."""
+        return self.ready and self._thread.is_alive()
 
     async def stop(self) -> None:
         """Answer what was accepted, and end."""
@@ -116,9 +124,15 @@ class Service:
     def _use(self, served: Served) -> None:
         replaced = self.served.get(served.name)
         self.served[served.name] = served
-        # A bundle that was replaced computes what it has begun.
-        self._computing = [old for old in self._computing if old.pending or old is not replaced] + [served]
+        self._computing = [*self._computing, served]
+        if replaced is not None:
+            self._forget(replaced)
         self._show(served)
+
+    def _forget(self, served: Served) -> None:
+        """A bundle that was replaced computes what it has begun, and is then not in memory any more."""
+        if not served.pending and self.served.get(served.name) is not served:
+            self._computing = [each for each in self._computing if each is not served]
 
     def named(self, name: str | None) -> Served:
         """The bundle of this name; None: the first one."""
@@ -133,6 +147,8 @@ class Service:
         """Refuse a request when there are too many; call `leave` in the end if this does not."""
         busy = self.running >= self.limits.requests
         if busy or self.received_bytes + body_bytes > _BODIES * self.limits.body_bytes:
+            for served in self.served.values():
+                served.controller.adjust(served.pending, served.decoding, full=1.0)
             raise self._busy(next(iter(self.served.values())))
         self.running += 1
         self.received_bytes += body_bytes
@@ -145,7 +161,7 @@ class Service:
         self.metrics.running.set(self.running)
 
     def _busy(self, served: Served) -> Refused:
-        wait_s = max(1, math.ceil(served.controller.throughput.seconds_for(served.pending)))
+        wait_s = max(1, math.ceil(served.controller.wait_s(served.pending, served.decoding)))
         return Refused(
             503,
             "busy",
@@ -161,35 +177,48 @@ class Service:
         served = self.named(asked.bundle)
         stopping = served.stopping_for(asked)
         count = len(asked.uploads)
-        if served.pending + count > self.limits.waiting or served.controller.refuses(served.pending):
+        full = served.pending + count > self.limits.waiting
+        # Here, too: a step may take so long that many requests arrive meanwhile.
+        served.controller.adjust(served.pending, served.decoding, 1.0 if full else served.full)
+        if full or served.controller.refuses(served.pending, served.decoding):
             raise self._busy(served)
         served.pending += count
+        served.requests += 1
+        working = [
+            asyncio.ensure_future(self._answer(served, upload, asked, stopping, came)) for upload in asked.uploads
+        ]
         try:
             async with asyncio.timeout(self.limits.answer_s):
-                answers = await asyncio.gather(
-                    *(self._answer(served, upload, asked, stopping, came) for upload in asked.uploads)
-                )
+                answers = await asyncio.gather(*working)
         except TimeoutError:
             raise Refused(
                 503, "timeout", f"there was no answer within {self.limits.answer_s:g} seconds. Try again later.", 1
             ) from None
         finally:
+            for each in working:  # if one has failed, the others are not needed any more
+                each.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
             served.pending -= count
+            served.requests -= 1
+            self._forget(served)
             self._show(served)
         if all("error" in answer for answer in answers):
-            raise Refused(422, "picture", "; ".join(answer["error"] for answer in answers[:3]))
+            raise Refused(422, PICTURE, "; ".join(answer["error"] for answer in answers[:3]))
         return answers
 
     async def _answer(
         self, served: Served, upload: Upload, asked: Asked, stopping: Stopping | None, came: float
     ) -> Answer:
         began = time.perf_counter()
+        served.decoding += 1
         try:
             decoded = await self.decoders.decode(upload.source, upload.name, served.bundle.settings, self.limits.pixels)
+            served.note_decoded(began, time.perf_counter())
         except BadImage as error:
-            self.metrics.refused("picture")
+            self.metrics.refused(PICTURE)
             return {"file": upload.name, "error": str(error)}
         finally:
+            served.decoding -= 1
             self.metrics.decoding.observe(time.perf_counter() - began)
             self.metrics.restarts.set(self.decoders.restarts)
         limit_ms = asked.deadline_ms
@@ -208,9 +237,9 @@ class Service:
         while not self._ending:
             self._wake.wait(_IDLE_S)
             self._wake.clear()
-            for served in self._computing:
-                served.controller.adjust(served.pending)  # while there is nothing to do, the budget rises again
+            self._adjust_all()
             while busy := self._busy_ones():
+                self._adjust_all()
                 served = max(busy, key=lambda each: each.scheduler.worth()) if len(busy) > 1 else busy[0]
                 try:
                     answered = served.compute(self.metrics)
@@ -220,6 +249,11 @@ class Service:
                 else:
                     if answered:
                         self._call(self._deliver, served, answered)
+
+    def _adjust_all(self) -> None:
+        """While a bundle has nothing to do, its budget rises again."""
+        for served in self._computing:
+            served.adjust()
 
     def _busy_ones(self) -> list[Served]:
         for served in self._computing:
@@ -237,18 +271,24 @@ class Service:
 
     def _deliver(self, served: Served, groups: Sequence[Answered]) -> None:
         for group in groups:
-            jobs = [job for job in group.jobs if isinstance(job, PictureJob)]
-            answers = group.outcome.answers(max(job.asked.topk for job in jobs))
-            now = time.perf_counter()
-            for row, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
-                if job.answer is None or job.answer.done():
-                    continue
-                budget = group.stopping.budget_macs
-                answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
-                if job.asked.steps:
-                    answer["steps"] = steps_of(group.outcome, row)
-                self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
-                job.answer.set_result(answer)
+            try:
+                self._deliver_group(served, group)
+            except Exception as error:  # otherwise its requests would wait until their time is up
+                _log.exception("answers of the bundle %s could not be delivered", served.name)
+                self._fail(group.jobs, error)
+
+    def _deliver_group(self, served: Served, group: Answered) -> None:
+        jobs = [job for job in group.jobs if isinstance(job, PictureJob)]
+        answers = group.outcome.answers(max(job.asked.topk for job in jobs))
+        now, budget = time.perf_counter(), group.stopping.budget_macs
+        for row, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
+            if job.answer is None or job.answer.done():
+                continue
+            answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
+            if job.asked.steps:
+                answer["steps"] = steps_of(group.outcome, row)
+            self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
+            job.answer.set_result(answer)
 
     def show_all(self) -> None:
         """Update the metrics that describe the current state."""
@@ -256,6 +296,8 @@ class Service:
             self._show(served)
 
     def _show(self, served: Served) -> None:
+        if self.served.get(served.name) is not served:  # it was replaced
+            return
         self.metrics.waiting.labels(served.name).set(served.pending)
         self.metrics.budget.labels(served.name).set(served.controller.stopping.budget_macs or math.nan)
         self.metrics.level.labels(served.name).set(served.controller.level)
