@@ -30,7 +30,7 @@ import glancefocus as gf
 from glancefocus.data.folders import find_pictures
 from glancefocus.serving.ray_jobs import predict_files
 from glancefocus.serving.ray_server import Scaling, application, start
-from glancefocus.serving.service import ServiceSettings
+from glancefocus.serving.served import ServiceSettings
 
 EXACT = ("label", "looks", "sure", "cost_macs", "views")
 

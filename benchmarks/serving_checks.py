@@ -67,7 +67,7 @@ def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 def idle(options: argparse.Namespace, files: Sequence[Path]) -> list[Line]:
     """Single requests and single predictions of the same pictures in turns."""
-    bundle, local, remote, told = load_bundle(options), [], [], []
+    bundle, local, remote, by_server = load_bundle(options), [], [], []
     pictures = [files[number % len(files)].read_bytes() for number in range(options.count)]
     with started(*serve_command(options, options.bundle)) as server, httpx2.Client(base_url=server.url) as http:
 
@@ -80,11 +80,11 @@ def idle(options: argparse.Namespace, files: Sequence[Path]) -> list[Line]:
             began = time.perf_counter()
             response = http.post("/predict", content=picture)
             remote.append(1000 * (time.perf_counter() - began))
-            told.append(float(response.headers["server-timing"].partition("dur=")[2]))
+            by_server.append(float(response.headers["server-timing"].partition("dur=")[2]))
 
         for number, picture in enumerate([*pictures[:10], *pictures]):
             if number == 10:  # the first ones only warm up
-                local, remote, told = [], [], []
+                local, remote, by_server = [], [], []
             for turn in (predict, request) if number % 2 else (request, predict):
                 turn(picture)
     ratio = statistics.median(one / other for one, other in zip(remote, local, strict=True))
@@ -92,12 +92,12 @@ def idle(options: argparse.Namespace, files: Sequence[Path]) -> list[Line]:
         Line("pictures, each in both ways, in turns", f"{len(pictures):,}"),
         Line("median of `bundle.predict`", f"{statistics.median(local):.1f} ms"),
         Line("median of a request", f"{statistics.median(remote):.1f} ms"),
-        Line("of that by the server's own clock", f"{statistics.median(told):.1f} ms"),
+        Line("of that by the server's own clock", f"{statistics.median(by_server):.1f} ms"),
         Line("median of the quotients", f"{ratio:.3f}", "at most 1.05", ratio <= 1.05),
     ]
 
 
-def wishes(bundle: Bundle) -> list[dict[str, str]]:
+def option_sets(bundle: Bundle) -> list[dict[str, str]]:
     """Options of the requests, which are drawn: requests with different ones are computed together."""
     looks = bundle.settings.looks
     found = [{}, {"topk": str(min(3, len(bundle.classes)))}, {"looks": str(looks)}, {"looks": "1"}]
@@ -108,7 +108,7 @@ def wishes(bundle: Bundle) -> list[dict[str, str]]:
 def equal(options: argparse.Namespace, files: Sequence[Path]) -> list[Line]:
     """Answers under load beside those of bundle.predict for the same picture and options."""
     bundle = load_bundle(options)
-    kinds = wishes(bundle)
+    kinds = option_sets(bundle)
     with started(*serve_command(options, options.bundle)) as server:
         found = asyncio.run(keep_busy(server.url, files, count=options.count, options=kinds))
     known = offline(bundle, files, kinds)
@@ -288,7 +288,7 @@ def read_options() -> argparse.Namespace:
         "--seconds", type=float, default=60, help="overload: how long; stop: of load, the signal is in the middle"
     )
     parser.add_argument("--minutes", type=float, default=120, help="soak: how long")
-    parser.add_argument("--count", type=int, help="idle: pictures, 200 unless told; equal: answers, 20000 unless told")
+    parser.add_argument("--count", type=int, help="idle: pictures, default 200; equal: answers, default 20000")
     parser.add_argument("--rate", type=float, help="answers a second that the server can give; default: it is measured")
     parser.add_argument("--capacity-seconds", type=float, default=15, help="for which that is measured")
     parser.add_argument("--limit-ms", type=float, default=400, help="overload: limit of the controller")

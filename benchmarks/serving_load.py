@@ -192,9 +192,9 @@ async def keep_busy(
             nonlocal sent
             while sent < count and time.perf_counter() < ends_at:
                 sent += 1
-                file, wish = draw.choice(files), draw.choice(options)
-                status, answer, _ = await ask(http, bodies[file], wish)
-                found.append(Asked(file, wish, status, answer))
+                file, chosen = draw.choice(files), draw.choice(options)
+                status, answer, _ = await ask(http, bodies[file], chosen)
+                found.append(Asked(file, chosen, status, answer))
 
         await asyncio.gather(*(one_after_the_other() for _ in range(concurrency)))
     return found

@@ -85,7 +85,7 @@ class PooledLooks:
     def look_closer(self, number: int, most_rows: float = math.inf) -> int:
         """The next look of the rows that have taken `number` looks; returns how many rows that are.
 
-        most_rows  where more are waiting, those that came first; rows that have waited together stay together
+        most_rows  where more are waiting, those that came first
         """
         taken = self.waiting[number].take(most_rows)
         if not self.waiting[number].rows:
@@ -169,6 +169,11 @@ class _Stayed:
     since: float
     first_row: float
 
+    def rows(self, start: int, end: int) -> "_Stayed":
+        """Some of these rows only."""
+        rows = torch.arange(start, end, device=self.look.rows.device)
+        return replace(self, look=self.look.at(rows), aim=None if self.aim is None else self.aim.keep(rows))
+
 
 class WaitingRows:
     """Rows that wait for the same look, in the order in which they began to wait."""
@@ -195,11 +200,16 @@ class WaitingRows:
         self.parts.append(_Stayed(look, aim, since, first_row))
 
     def take(self, most_rows: float) -> "WaitingRows":
-        """The first rows, which wait no longer: whole parts, until there are `most_rows`."""
-        parts, rows = [], 0
-        while self.parts and rows < most_rows:
-            parts.append(self.parts.pop(0))
-            rows += parts[-1].look.count
+        """The first rows, at most `most_rows`, which wait no longer."""
+        parts: list[_Stayed] = []
+        left = most_rows
+        while self.parts and left > 0:
+            part = self.parts.pop(0)
+            if part.look.count > left:
+                self.parts.insert(0, part.rows(int(left), part.look.count))
+                part = part.rows(0, int(left))
+            parts.append(part)
+            left -= part.look.count
         return WaitingRows(parts)
 
     def joined(self) -> tuple[Look, Aim | None]:

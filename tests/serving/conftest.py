@@ -20,7 +20,8 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.serving.app import Server, make_app, open_port
 from glancefocus.serving.decoding import Decoders
 from glancefocus.serving.requests import Limits
-from glancefocus.serving.service import Service, ServiceSettings
+from glancefocus.serving.served import ServiceSettings
+from glancefocus.serving.service import Service
 
 SMALL_LIMITS = Limits(body_bytes=200_000, pictures=4, pixels=100_000, requests=32, waiting=64, receive_s=2.0)
 CURVE = [

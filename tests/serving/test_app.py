@@ -135,6 +135,18 @@ def test_health_info_and_metrics_tell_the_state(running: Any, curved_bundle: Bun
     assert sum(second["exits"].get("2", 0) for second in seconds) >= 1
 
 
+def test_a_picture_that_cannot_be_read_is_counted_once(running: Any) -> None:
+    def counted() -> float:
+        lines = running.http.get("/metrics").text.splitlines()
+        return sum(
+            float(line.split()[1]) for line in lines if line.startswith('glancefocus_errors_total{reason="picture"')
+        )
+
+    before = counted()
+    assert running.predict(content=b"nonsense").status_code == 422
+    assert counted() == before + 1
+
+
 def test_the_description_names_every_address(running: Any) -> None:
     described = running.http.get("/openapi.json").json()
     assert set(described["paths"]) == {

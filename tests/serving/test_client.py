@@ -104,6 +104,17 @@ def test_a_request_whose_replica_has_died_is_repeated(files: list[Path]) -> None
         assert came == ["/predict"] * 2
 
 
+def test_a_picture_that_is_too_large_for_the_server_does_not_stop_the_others(files: list[Path]) -> None:
+    large = (413, {"x-reason": "body too large"}, {"error": "the request has more than 5 bytes."})
+    with (
+        scripted(large, (200, {}, [{"file": "", "label": "cat"}])) as (url, _),
+        Client(url, concurrency=1) as client,
+    ):
+        first, second = client.predict(files[:2])
+    assert first == {"file": str(files[0]), "error": f"{files[0]}: the request has more than 5 bytes."}
+    assert second["label"] == "cat"
+
+
 def test_after_the_last_retry_the_reason_is_reported(files: list[Path]) -> None:
     busy = (503, {"retry-after": "0"}, {"error": "too much to do."})
     with (
@@ -119,6 +130,8 @@ def test_a_server_that_is_not_there_is_reported(files: list[Path]) -> None:
         client.predict(files[0])
     with pytest.raises(BadSetting, match="begins with http"):
         Client("ftp://127.0.0.1")
+    with pytest.raises(BadSetting, match="retries must be 0 or more, but got -1"):
+        Client("http://127.0.0.1:1", retries=-1)
 
 
 def test_gf_predict_asks_a_server(running: Any, curved_bundle: Bundle, files: list[Path], gf: RunCommand) -> None:

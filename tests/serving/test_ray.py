@@ -94,6 +94,13 @@ def test_answers_that_were_not_written_to_their_end_are_removed(tmp_path: Path) 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["1.parquet"]
 
 
+def test_parquet_files_of_others_are_not_removed(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"name": ["a"]}), tmp_path / "other.parquet")
+    with pytest.raises(BadSetting, match="does not have the columns of answers"):
+        finished(tmp_path)
+    assert (tmp_path / "other.parquet").is_file()
+
+
 def test_a_folder_whose_pictures_are_all_answered_has_no_rows(tmp_path: Path, png: Callable[..., bytes]) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
     assert ray_jobs._rows(tmp_path, {str(tmp_path / "a.png")}) is None

@@ -12,7 +12,8 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Viewed
 from glancefocus.loop import Deadline
 from glancefocus.outcome import Outcome
-from glancefocus.serving.scheduler import Answered, Job, LookScheduler, LookTimes, Pool, Stopping
+from glancefocus.serving.jobs import Job, Stopping
+from glancefocus.serving.scheduler import Answered, LookScheduler, LookTimes, Pool
 
 
 class Clock:
@@ -177,7 +178,7 @@ def test_nothing_is_computed_where_nothing_waits(made: Callable[..., LookSchedul
 def test_a_pool_is_worth_the_answers_that_a_second_of_its_look_brings() -> None:
     times = LookTimes(fixed_s=0.02, row_s=0.01, exits=0.5)
     # 4 of 8 rows are expected to stop, after 100 ms; they have waited for half of the patience.
-    assert Pool(1, 8, since=10.0).worth(10.05, times, patience_s=0.1) == pytest.approx(8 * 0.5 * 1.5 / 0.1)
+    assert Pool(1, 8, since=10.0).worth(10.05, times, patience_s=0.1) == pytest.approx(8 * 0.5 * 1.5**3 / 0.1)
     assert Pool(1, 8, since=10.0).worth(9.0, times, patience_s=0.1) == pytest.approx(40)  # never waited less than 0
 
 
@@ -212,12 +213,12 @@ def test_a_short_look_that_answers_many_comes_before_a_long_one_until_that_has_w
     scheduler.add(job(scheduler, pictures[0], stopping=never))
     scheduler.step()
     glance.exits = 0.6
-    scheduler.clock.now = 0.05
+    scheduler.clock.now = 0.02
     scheduler.add(job(scheduler, pictures[1], stopping=never))
-    assert scheduler.next_look(0.05) == 0  # 0.6 / 10 ms = 60 a second against 1.5 x 0.9 / 30 ms = 45
+    assert scheduler.next_look(0.02) == 0  # 0.6 / 10 ms = 60 a second against 1.2 x 1.2 x 1.2 x 0.9 / 30 ms = 52
     for one in scheduler.jobs()[:1]:
-        one.came = 0.15
-    assert scheduler.next_look(0.15) == 1  # 60 against 2.5 x 0.9 / 30 ms = 75
+        one.came = 0.05
+    assert scheduler.next_look(0.05) == 1  # 60 against 1.5 x 1.5 x 1.5 x 0.9 / 30 ms = 101
 
 
 def test_looks_that_cost_nothing_beside_their_rows_are_computed_row_by_row(
@@ -250,7 +251,7 @@ def test_a_near_deadline_counts_as_time_that_was_waited(
     times = [LookTimes(0.0, 0.01, 0.6), LookTimes(0.0, 0.01, 0.4), LookTimes()]
     scheduler = made(patience_ms=100, times=times)
     never = Stopping(scheduler.bundle.exit_rule(looks=3))
-    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1.9 x 0.4 against 1 x 0.6.
+    # It must be answered within 10 ms, as if it had waited for 90 of 100 ms already: 1.9 x 1.9 x 1.9 x 0.4 against 1 x 0.6.
     scheduler.add(job(scheduler, pictures[0], stopping=never, deadline=Deadline(scheduler.clock, 0.0, 0.010)))
     scheduler.step()
     times[0].exits = 0.6
@@ -265,7 +266,27 @@ def test_a_batch_is_never_larger_than_full(made: Callable[..., LookScheduler], p
     while scheduler.pending:
         scheduler.step()
         assert scheduler.last_step is not None
-        assert scheduler.last_step.rows <= 2 * 4 - 1  # rows that have waited together stay together
+        assert scheduler.last_step.rows <= 4
+
+
+def test_rows_that_stayed_together_take_a_look_in_smaller_batches_where_that_is_as_fast(
+    bundle: Bundle, made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    # Ten rows at the second look would take 300 ms in one step, in which no other picture is answered.
+    scheduler = made(times=[LookTimes(0.1, 0.01), LookTimes(0.0, 0.03), LookTimes(0.01, 0.03)])
+    never = Stopping(bundle.exit_rule(looks=3))
+    jobs = [job(scheduler, picture, stopping=never) for picture in pictures[:10]]
+    for one in jobs:
+        scheduler.add(one)
+    steps, answered = [], []
+    while scheduler.pending:
+        answered += scheduler.step()
+        assert scheduler.last_step is not None
+        steps.append((scheduler.last_step.look, scheduler.last_step.rows))
+    assert steps[0] == (1, 10)
+    assert {rows for look, rows in steps if look == 2} == {1}
+    assert max(rows for look, rows in steps if look == 3) <= 3
+    assert_same(rows_of(answered, jobs), bundle.predict(pictures[:10], looks=3))
 
 
 def test_a_picture_whose_deadline_passes_while_it_waits_is_answered_without_another_look(
@@ -321,12 +342,32 @@ def test_new_thresholds_apply_to_pictures_that_wait(made: Callable[..., LookSche
     scheduler = made()
     scheduler.stopping = Stopping(scheduler.bundle.exit_rule(looks=3), budget_macs=3.0)
     scheduler.add(job(scheduler, pictures[0]))
+    scheduler.add(job(scheduler, pictures[1], stopping=Stopping(scheduler.bundle.exit_rule(looks=3))))
     scheduler.step()
     cheaper = Stopping(scheduler.bundle.exit_rule(thresholds=[-1.0, -1.0]), budget_macs=2.0)
     scheduler.stopping = cheaper
     (answered,) = scheduler.step()
-    assert answered.outcome.looks.tolist() == [2]
+    # As offline with these thresholds: it stops after the glance, and takes no other look first.
+    assert answered.outcome.looks.tolist() == [1]
     assert answered.stopping is cheaper
+    assert scheduler.pending == 1  # the other one has thresholds of its own
+
+
+def test_rows_that_are_released_while_they_wait_are_not_among_the_exits_of_the_next_look(
+    made: Callable[..., LookScheduler], pictures: torch.Tensor
+) -> None:
+    scheduler = made(times=[LookTimes(exits=0.5), LookTimes(exits=0.5), LookTimes(exits=0.5)])
+    never = Stopping(scheduler.bundle.exit_rule(looks=3))
+    gone = [job(scheduler, picture, stopping=never) for picture in pictures[:6]]
+    for one in gone:
+        scheduler.add(one)
+    scheduler.step()
+    for one in gone:
+        one.cancelled = True
+    scheduler.times[0].exits = 0.5
+    scheduler.add(job(scheduler, pictures[6], stopping=never))
+    scheduler.step()
+    assert scheduler.times[0].exits < 0.5  # one row was glanced at, and it has stayed
 
 
 def test_memory_of_the_record_stays_bounded(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:

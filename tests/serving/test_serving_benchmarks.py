@@ -216,7 +216,7 @@ def test_a_real_server_is_loaded_and_its_answers_compared(
     with serving({"pets": curved_bundle}, limits=limits(waiting=500, requests=500)) as running:
         times = [0.0, 0.01, 0.02, 0.5]
         samples = asyncio.run(serving_load.offer(running.url, pictures, times, options={"looks": "3"}))
-        kinds = serving_checks.wishes(curved_bundle)
+        kinds = serving_checks.option_sets(curved_bundle)
         asked = asyncio.run(serving_load.keep_busy(running.url, pictures, count=30, concurrency=8, options=kinds))
     assert [sample.sent for sample in samples] == times
     assert all(sample.status == 200 and sample.right for sample in samples)  # the folders are named so

@@ -15,7 +15,7 @@ from glancefocus.errors import BadSetting, MissingExtra
 from glancefocus.values import BatchSize, Count, MaxPixels, Mebibytes, Milliseconds, MultiplyAdds, Port, Processes
 
 if TYPE_CHECKING:
-    from glancefocus.serving.service import LoadBundle, ServiceSettings
+    from glancefocus.serving.served import LoadBundle, ServiceSettings
 
 TOKEN_VARIABLE = "GLANCEFOCUS_TOKEN"
 
@@ -116,7 +116,7 @@ class ServeOptions:
     def settings(self) -> "ServiceSettings":
         """The settings of the service."""
         from glancefocus.serving.requests import Limits
-        from glancefocus.serving.service import ServiceSettings
+        from glancefocus.serving.served import ServiceSettings
 
         return ServiceSettings(
             batching=self.batching,
@@ -165,7 +165,9 @@ def serve(options: ServeOptions) -> None:
         if token is None and host not in ("127.0.0.1", "::1"):
             notice("gf: no token is needed, and other machines may reach this address. See --token-file.")
         Server(app, connections=4 * options.max_requests).serve_on(listening)
-    print("gf: stopped; everything that was accepted is answered.", file=sys.stderr)
+    dropped = app.state.service.dropped
+    left = "everything that was accepted is answered" if not dropped else f"{dropped} requests were not answered"
+    print(f"gf: stopped; {left}.", file=sys.stderr)
 
 
 def _serve_on_ray(options: ServeOptions, token: str | None) -> None:

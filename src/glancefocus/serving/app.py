@@ -5,6 +5,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import math
 import re
 import signal
 import socket
@@ -29,8 +30,9 @@ from glancefocus.errors import BadSetting, GlancefocusError
 from glancefocus.exits.curve import accuracy_of
 from glancefocus.serving import openapi
 from glancefocus.serving.controller import promised_accuracy
-from glancefocus.serving.requests import Refused, read_body, read_request
-from glancefocus.serving.service import Served, Service
+from glancefocus.serving.requests import PICTURE, Refused, read_body, read_request
+from glancefocus.serving.served import Served
+from glancefocus.serving.service import Service
 
 PAGE = Path(__file__).with_name("page.html")
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/openapi.json")
@@ -118,10 +120,11 @@ def _has_token(headers: Headers, token: str) -> bool:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(GlancefocusError)
     async def mistake(request: Request, error: Exception) -> Response:
-        status, retry_s = (error.status, error.retry_s) if isinstance(error, Refused) else (422, None)
-        service.metrics.refused(error.reason if isinstance(error, Refused) else "request")
-        response = _error(status, str(error), retry_s)
-        response.headers["X-Reason"] = error.reason if isinstance(error, Refused) else "request"
+        refused = error if isinstance(error, Refused) else Refused(422, "request", str(error))
+        if refused.reason != PICTURE:  # every such picture was counted
+            service.metrics.refused(refused.reason)
+        response = _error(refused.status, str(error), refused.retry_s)
+        response.headers["X-Reason"] = refused.reason
         return response
 
     @app.exception_handler(HTTPException)
@@ -158,6 +161,9 @@ def _add_predict(app: FastAPI, service: Service, folder: Path | None) -> None:
             )
             del body
             answers = await _unless_gone(request, service.answer(asked, came))
+        except asyncio.CancelledError:  # the server ends now
+            service.dropped += 1
+            raise
         finally:
             service.leave(size)
         milliseconds = 1000 * (time.perf_counter() - came)
@@ -194,9 +200,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health/ready", responses=openapi.READY_RESPONSES)
     async def ready() -> Response:
         """Whether it can answer: its bundles are loaded and warmed up, and it is not stopping."""
-        if service.ready:
+        if service.answers:
             return JSONResponse({"status": "ready"})
-        return _error(503, "the server is not ready: it is loading or stopping.", 2)
+        return _error(503, "the server is not ready: it is loading or stopping, or its computing thread has ended.", 2)
 
     @app.get("/metrics", responses=openapi.METRICS_RESPONSES, response_class=Response)
     async def metrics() -> Response:
@@ -300,17 +306,18 @@ class Server(uvicorn.Server):
     """uvicorn's server, which ends without an error after Ctrl-C or SIGTERM, and reloads bundles after SIGHUP.
 
     connections  at the same time; more are answered with 503
-    stop_s       after this time connections that are still open are closed
+    stop_s       after this time connections that are still open are closed; None: the longest time that a request may take
     """
 
-    def __init__(self, app: FastAPI, *, connections: int = 1000, stop_s: int = 60) -> None:
+    def __init__(self, app: FastAPI, *, connections: int = 1000, stop_s: int | None = None) -> None:
         self.service: Service = app.state.service
+        limits = self.service.limits
         config = uvicorn.Config(
             app,
             log_level="warning",
             access_log=False,
             limit_concurrency=connections,
-            timeout_graceful_shutdown=stop_s,
+            timeout_graceful_shutdown=math.ceil(limits.receive_s + limits.answer_s) + 1 if stop_s is None else stop_s,
             server_header=False,
         )
         super().__init__(config)

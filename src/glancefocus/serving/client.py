@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 OPTIONS = ("bundle", "topk", "budget_macs", "deadline_ms", "thresholds", "looks", "steps")
 """Options of a request, beside its pictures."""
 _MOST_BYTES = 1 << 30
+_PICTURE_REASONS = ("picture", "body too large")
 _LONGEST_WAIT_S = 30.0
+_ABOUT_PICTURES = (413, 422)  # too large, or not a picture; 422 may also be about the options
 _RETRIED = (408, 429, 500, 502, 503, 504)  # 500: what the proxy of Ray answers if a replica dies
 
 
@@ -44,6 +46,8 @@ class Client:
             raise BadSetting(f"the address of a server begins with http:// or https://, but got {shortened(url)!r}.")
         self.url = url.rstrip("/")
         self.concurrency = checked(Count, concurrency, "concurrency")
+        if retries < 0:
+            raise BadSetting(f"retries must be 0 or more, but got {retries}.")
         self.retries = retries
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         limits = httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
@@ -77,7 +81,8 @@ class Client:
     def predict_stream(self, pictures: Iterable[str | Path | bytes], **options: Any) -> Iterator[Answer]:
         """The same, one by one as they arrive, for any number of files."""
         query = _query(options)
-        with ThreadPoolExecutor(self.concurrency) as threads:
+        threads = ThreadPoolExecutor(self.concurrency)
+        try:
             sent: deque[Future[Answer]] = deque()
             for picture in pictures:
                 sent.append(threads.submit(self._answer, picture, query))
@@ -85,6 +90,8 @@ class Client:
                     yield sent.popleft().result()
             while sent:
                 yield sent.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)  # after an error the others are not sent any more
 
     def _answer(self, picture: str | Path | bytes, query: dict[str, str]) -> Answer:
         name = "the picture" if isinstance(picture, bytes) else str(picture)
@@ -93,25 +100,25 @@ class Client:
         except BadImage as error:
             return {"file": name, "error": str(error)}
         response = self._sent("POST", "/predict", params=query, files={"files": (Path(name).name, content)})
-        if response.status_code == 422:
+        if response.status_code in _ABOUT_PICTURES:
             return {"file": name, "error": f"{name}: {_sentence(response)}"}
         (answer,) = response.json()
         return {**answer, "file": name}
 
     def _sent(self, method: str, path: str, **content: Any) -> "httpx2.Response":
-        """The response; requests are repeated while the server is busy. Raises ServerError, except for pictures (422)."""
+        """The response; requests are repeated while the server is busy. Raises ServerError, except for pictures (413, 422)."""
         import httpx2
 
         for attempt in range(self.retries + 1):
             try:
                 response = self._http.request(method, self.url + path, **content)
-            except httpx2.TransportError as error:
+            except (httpx2.TransportError, httpx2.InvalidURL) as error:
                 problem = (
                     f"the server {self.url} cannot be reached: {error or type(error).__name__}. Is `gf serve` running?"
                 )
                 wait_s = 0.1 * 2**attempt
             else:
-                if response.status_code == 422 and path == "/predict" and not _is_about_options(response):
+                if response.status_code in _ABOUT_PICTURES and response.headers.get("x-reason") in _PICTURE_REASONS:
                     return response
                 if response.status_code < 400:
                     return response
@@ -123,10 +130,6 @@ class Client:
                 # Clients that were refused together must not come back together.
                 time.sleep(min(_LONGEST_WAIT_S, wait_s * random.uniform(0.5, 1.5)))
         raise ServerError(problem)
-
-
-def _is_about_options(response: "httpx2.Response") -> bool:
-    return bool(response.headers.get("x-reason") != "picture")
 
 
 def _retry_after(response: "httpx2.Response", otherwise: float) -> float:

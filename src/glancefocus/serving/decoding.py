@@ -20,6 +20,7 @@ from PIL import Image
 from glancefocus.bundle.predicting import Reading, Viewed, least_px, view
 from glancefocus.data.images import read_picture, view_pixels
 from glancefocus.errors import BadImage
+from glancefocus.machine import is_out_of_memory
 from glancefocus.region import Placement
 from glancefocus.settings import NetworkSettings
 
@@ -61,6 +62,15 @@ def _end_after(seconds: float) -> None:
 
 
 def _read(source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
+    try:
+        return _read_whole(source, name, settings, max_pixels)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise BadImage(f"{name} does not fit into memory. Make it smaller.") from None
+
+
+def _read_whole(source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
     if settings.frames > 1:
         clip = view(source, settings, Reading(max_pixels))
         assert isinstance(clip.image, torch.Tensor)  # only single pictures stay in their files
@@ -110,6 +120,8 @@ class Decoders:
         self.timeout_s = timeout_s
         self.restarts = 0
         self._pool = self._new_pool()
+        self._again = asyncio.Lock()
+        self._closed = False
 
     def _new_pool(self) -> ProcessPoolExecutor:
         # A forked process would lack the threads of torch.
@@ -122,11 +134,13 @@ class Decoders:
 
     async def decode(self, source: bytes | Path, name: str, settings: NetworkSettings, max_pixels: int) -> Decoded:
         """See decode. Raises BadImage."""
-        # When one process dies, the pool fails for all pictures in it, so each of them is tried again.
-        for _ in range(ATTEMPTS):
+        # When one process dies, the pool fails for all pictures in it, so each of them is tried again: one at a time, because
+        # together with the picture that ended the process all of them would fail again.
+        for attempt in range(ATTEMPTS):
             with contextlib.suppress(BrokenProcessPool):
-                decoded: Decoded = await self._run(decode, source, name, settings, max_pixels, self.timeout_s)
-                return decoded
+                async with self._again if attempt else contextlib.nullcontext():
+                    decoded: Decoded = await self._run(decode, source, name, settings, max_pixels, self.timeout_s)
+                    return decoded
         raise BadImage(
             f"{name} could not be decoded: it took longer than {self.timeout_s:g} seconds, or too much memory. Make it smaller."
         )
@@ -140,7 +154,7 @@ class Decoders:
             raise
 
     def _replace(self, broken: ProcessPoolExecutor) -> None:
-        if self._pool is broken:  # else another request has replaced it
+        if self._pool is broken and not self._closed:  # else another request has replaced it
             self.restarts += 1
             self._pool = self._new_pool()
             _end(broken)
@@ -151,6 +165,7 @@ class Decoders:
 
     def close(self) -> None:
         """End the processes."""
+        self._closed = True
         _end(self._pool)
 
 

@@ -158,10 +158,15 @@ def finished(output: Path) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for part in sorted(output.glob("*.parquet")):
         try:
-            table = pq.read_table(part, columns=["file", "error"])
-        except (pa.ArrowInvalid, OSError):
+            columns = pq.read_schema(part).names
+        except pa.ArrowInvalid:
             part.unlink()
             continue
+        if not {"file", "error"} <= set(columns):
+            raise BadSetting(
+                f"{part} does not have the columns of answers. Choose a folder without other Parquet files."
+            )
+        table = pq.read_table(part, columns=["file", "error"])
         errors = table.column("error").is_valid().to_pylist()
         found.update(zip(table.column("file").to_pylist(), errors, strict=True))
     return found

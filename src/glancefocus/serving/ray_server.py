@@ -11,7 +11,8 @@ from ray import serve
 
 from glancefocus.bundle.bundle import load
 from glancefocus.serving.app import make_app
-from glancefocus.serving.service import Service, ServiceSettings
+from glancefocus.serving.served import ServiceSettings
+from glancefocus.serving.service import Service
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from glancefocus.values import Looks as LooksRange
 
 FILE_FIELDS = ("files", "file", "images", "image")
 LONGEST_NAME = 500
+PICTURE = "picture"
+"""Reason of a refusal: no picture of the request can be read."""
 
 
 class Refused(GlancefocusError):

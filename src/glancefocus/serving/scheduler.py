@@ -20,60 +20,21 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.bundle.predicting import Facts, Viewed, described, scene_of
 from glancefocus.data.images import normalise_small
 from glancefocus.look import Aim, Look
-from glancefocus.loop import CandidateRule, Deadline, ExitRule, Policy, policy_for, score_named
+from glancefocus.loop import score_named
 from glancefocus.outcome import Outcome, OutcomeRecorder
-from glancefocus.region import Placement
+from glancefocus.serving.jobs import Job, RowPolicy, RowRules, Stopping
 from glancefocus.stream import FULL_BATCH, PooledLooks, WaitingRows
 
 Batching = Literal["look", "request"]
 PATIENCE_MS = 100.0
-"""Pictures that have waited for this time count twice; a shorter deadline counts as time that was waited."""
+"""Pictures that have waited for this time count eight times; a shorter deadline counts as time that was waited."""
+_AGEING = (
+    3  # power of the time that was waited: with 1, long looks came so late that 99 % was above that of whole requests
+)
 _FIXED_SHARE = 0.1  # a batch is full when what a look costs beside its rows is at most this share of its time
 _EXITS_KEPT = 200  # exit shares are those of about this number of the latest rows
 NOT_GLANCED = 0
 """Number of looks of pictures that have not been glanced at."""
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """When looks stop.
-
-    rule         the exit rule
-    budget_macs  the budget that it was chosen for; None: it was not chosen by a budget
-    """
-
-    rule: ExitRule
-    budget_macs: float | None = None
-
-
-@dataclass(eq=False)
-class Job:
-    """One picture that is to be answered.
-
-    viewed     the picture, normalised or not; None once it was glanced at
-    stopping   its own thresholds; None: those that are in force when it stops
-    came       when it came, in seconds of the scheduler's clock
-    deadline   by when it must have stopped; None: no deadline
-    cancelled  the answer is not needed any more
-    """
-
-    viewed: Viewed | None
-    came: float
-    stopping: Stopping | None = None
-    deadline: Deadline | None = None
-    cancelled: bool = False
-    placement: Placement | None = None
-    notes: tuple[str, ...] = ()
-    image_px: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        if self.viewed is not None:
-            self.placement, self.notes = self.viewed.placement, self.viewed.notes
-            self.image_px = (int(self.viewed.image.shape[-2]), int(self.viewed.image.shape[-1]))
-
-    def since(self, patience_s: float) -> float:
-        """When it came; moved earlier by the amount by which its deadline is shorter than the usual patience."""
-        return self.came if self.deadline is None else min(self.came, self.deadline.ends_at - patience_s)
 
 
 @dataclass(frozen=True)
@@ -143,70 +104,11 @@ class Pool:
     def worth(self, now: float, times: LookTimes, patience_s: float) -> float:
         """Answers that are expected for each second of the look; those that have waited for long count more.
 
-        So short looks that answer many pictures come before long ones, until the pictures of these have waited: they count twice
-        after patience_s, three times after twice that. Fuller batches come first if a look has a fixed cost.
+        So short looks that answer many pictures come before long ones, until the pictures of these have waited: they count 8 times
+        after patience_s, 27 times after twice that. Fuller batches come first if a look has a fixed cost.
         """
         waited = 1 + max(0.0, now - self.since) / patience_s
-        return self.rows * times.exits * waited / times.seconds(self.rows)
-
-
-@dataclass(frozen=True)
-class RowRules(ExitRule):
-    """An exit rule by which every row stops by the rule of its own job.
-
-    thresholds  are not used
-    job_of      the job of a row
-    stopping_of the thresholds of a job
-    """
-
-    job_of: Callable[[int], Job] = lambda row: Job(None, 0.0)
-    stopping_of: Callable[[Job], Stopping] = lambda job: Stopping(ExitRule([0.0]))
-
-    def rules(self, look: Look) -> list[ExitRule]:
-        """The rule of every row."""
-        return [self.stopping_of(self.job_of(row)).rule for row in look.rows.tolist()]
-
-    def sure(self, look: Look, aim: Aim | None = None) -> Tensor:
-        rules = self.rules(look)
-        if all(rule is rules[0] for rule in rules):
-            return rules[0].sure(look, aim)
-        thresholds = [self._threshold(rule, look.number) for rule in rules]
-        return self.score.of(look, aim) > torch.tensor(thresholds, device=look.logits.device)
-
-    def _threshold(self, rule: ExitRule, number: int) -> float:
-        """Infinite where ExitRule.sure is False for every score."""
-        threshold = rule.threshold(number)
-        return float("inf") if number == rule.looks and (threshold <= 0 or self.score.needs_aim) else threshold
-
-    def leaves(self, look: Look, sure: Tensor | None = None) -> Tensor:
-        sure = self.sure(look) if sure is None else sure
-        jobs = [self.job_of(row) for row in look.rows.tolist()]
-        forced = [
-            job.cancelled
-            or look.number >= self.stopping_of(job).rule.looks
-            or (job.deadline is not None and not job.deadline.allows_another(look))
-            for job in jobs
-        ]
-        return sure | torch.tensor(forced, device=sure.device) if any(forced) else sure
-
-
-class RowPolicy:
-    """The network's policy, with the candidate views that the rule of each row chooses."""
-
-    def __init__(self, bundle: Bundle, rules: RowRules) -> None:
-        self.net = bundle.net
-        self.rules = rules
-
-    def aim(self, look: Look) -> Aim:
-        rules = self.rules.rules(look)
-        if self.net.settings.view_choices == 1 or all(rule is rules[0] for rule in rules):
-            policy: Policy = policy_for(self.net, rules[0])
-            return policy.aim(look)
-        chosen = torch.full((look.count,), len(self.net.candidates) - 1, device=look.logits.device)
-        for rule in {id(rule): rule for rule in rules if isinstance(rule, CandidateRule)}.values():
-            own = torch.tensor([each is rule for each in rules], device=chosen.device)
-            chosen = torch.where(own, rule.next_candidate(look), chosen)
-        return self.net.policy.aim(look, chosen)
+        return self.rows * times.exits * waited**_AGEING / times.seconds(self.rows)
 
 
 class _Recorder(OutcomeRecorder):
@@ -224,7 +126,7 @@ class _Recorder(OutcomeRecorder):
 class LookScheduler(PooledLooks):
     """Jobs that are looked at together: `add` some, then `step` until none is `pending`.
 
-    stopping    the thresholds of jobs without their own; it may be replaced at any time
+    stopping    the thresholds of jobs without their own; it may be replaced at any time, and then also stops rows that wait
     batching    look: a step computes the look with the highest priority. request: a batch of jobs is looked at until all of them
                 have stopped, and only then answered (for comparison)
     full_batch  rows that are computed together, at most; fewer where more would not save time (LookTimes.full_batch)
@@ -259,6 +161,7 @@ class LookScheduler(PooledLooks):
         self.last_step: Step | None = None
         self.times = list(times or [LookTimes(exits=1 / (looks - number)) for number in range(looks)])
         self._new: deque[Job] = deque()
+        self._stopped_by = stopping
         self._rows = 0
         self._left: list[tuple[int, Stopping]] = []
 
@@ -278,9 +181,13 @@ class LookScheduler(PooledLooks):
         """The rows that could be computed next, by the number of their looks."""
         pools = []
         for number, waiting in self.waiting.items():
-            parts = WaitingRows(waiting.parts).take(self._most_rows(number))
-            times = sum(part.look.count * part.since for part in parts.parts)
-            pools.append(Pool(number, parts.rows, times / parts.rows))
+            most, rows, times = self._most_rows(number), 0, 0.0
+            for part in waiting.parts:
+                taken = min(part.look.count, most - rows)
+                rows, times = rows + taken, times + taken * part.since
+                if rows == most:
+                    break
+            pools.append(Pool(number, rows, times / rows))
         if self._new:
             new = [job.since(self.patience_s) for job in islice(self._new, self._most_rows(NOT_GLANCED))]
             pools.append(Pool(NOT_GLANCED, len(new), sum(new) / len(new)))
@@ -310,18 +217,21 @@ class LookScheduler(PooledLooks):
     def step(self) -> list[Answered]:
         """Compute one look, and return the pictures that have stopped."""
         self._new = deque(job for job in self._new if not job.cancelled)
-        self._release_late()
+        self._release_waiting()
+        released = len(self.recorder.left)
         started = self.clock()
         number = self.next_look(started)
         self.last_step = None
         if number is not None:
-            rows = self._glance() if number == NOT_GLANCED else self.look_closer(number, self._most_rows(number))
-            self.times[number].stopped(len(self.recorder.left), rows)
+            # A batch of whole requests stays together.
+            most = math.inf if self.batching == "request" else self._most_rows(number)
+            rows = self._glance() if number == NOT_GLANCED else self.look_closer(number, most)
+            self.times[number].stopped(len(self.recorder.left) - released, rows)
             self.last_step = Step(number + 1, rows, self.clock() - started)
         return self._answered()
 
     def wait(self, look: Look, aim: Aim | None, since: float, first_row: float) -> None:
-        times = [self._jobs[row].since(self.patience_s) for row in look.rows.tolist()]
+        times = [job.since(self.patience_s) for job in self._jobs_of(look)]
         super().wait(look, aim, sum(times) / len(times), first_row)
 
     def _stopping_of(self, job: Job) -> Stopping:
@@ -344,19 +254,28 @@ class LookScheduler(PooledLooks):
             return viewed
         return replace(viewed, image=normalise_small(viewed.image, self.bundle.settings.view))
 
-    def _release_late(self) -> None:
-        """Rows whose deadline would pass with another look stop now: they may have waited for longer than was expected."""
-        if not any(job.deadline is not None or job.cancelled for job in self._jobs.values()):
+    def _release_waiting(self) -> None:
+        """Rows that wait stop now if new thresholds say so, or if their deadline would pass with another look.
+
+        They may have waited for longer than was expected when their last look ended.
+        """
+        changed, self._stopped_by = self.stopping is not self._stopped_by, self.stopping
+        if not changed and not any(job.deadline is not None or job.cancelled for job in self._jobs.values()):
             return
+
+        def may_stop(look: Look) -> bool:
+            return any(_is_late(job, look) or (changed and job.stopping is None) for job in self._jobs_of(look))
+
         for number, waiting in list(self.waiting.items()):
-            parts = waiting.take(float("inf")).parts
             del self.waiting[number]
-            for part in parts:
-                rows = part.look.rows.tolist()
-                if any(self._jobs[row].deadline is not None or self._jobs[row].cancelled for row in rows):
+            for part in waiting.parts:
+                if may_stop(part.look):
                     self.settle(part.look, part.since, part.first_row)
                 else:
                     self.waiting.setdefault(number, WaitingRows()).parts.append(part)
+
+    def _jobs_of(self, look: Look) -> list[Job]:
+        return [self._jobs[row] for row in look.rows.tolist()]
 
     def _answered(self) -> list[Answered]:
         self._left += [(row, self._stopping_of(self._jobs[row])) for row in self.recorder.left]
@@ -384,6 +303,11 @@ class LookScheduler(PooledLooks):
             (None,) * len(jobs),
         )
         return Answered(described(outcome, self.bundle, stopping.rule, facts), jobs, stopping)
+
+
+def _is_late(job: Job, look: Look) -> bool:
+    """Whether a job must not take another look."""
+    return job.cancelled or (job.deadline is not None and not job.deadline.allows_another(look))
 
 
 def _cut_to(outcome: Outcome, looks: int) -> Outcome:

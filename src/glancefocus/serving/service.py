@@ -7,163 +7,24 @@ that the event loop makes.
 import asyncio
 import logging
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from glancefocus.bundle.bundle import Bundle
-from glancefocus.bundle.predicting import Viewed
 from glancefocus.errors import BadImage, GlancefocusError, UnknownName
 from glancefocus.loop import Deadline
-from glancefocus.serving.controller import BudgetController, default_stopping, levels_of
 from glancefocus.serving.decoding import Decoders
+from glancefocus.serving.jobs import Job, Stopping
 from glancefocus.serving.metrics import Metrics
-from glancefocus.serving.requests import Asked, Limits, Refused, Upload, steps_of
-from glancefocus.serving.scheduler import PATIENCE_MS, Answered, Batching, Job, LookScheduler, LookTimes, Stopping
-from glancefocus.stream import FULL_BATCH
+from glancefocus.serving.requests import PICTURE, Asked, Refused, Upload, steps_of
+from glancefocus.serving.scheduler import Answered
+from glancefocus.serving.served import LoadBundle, PictureJob, Served, ServiceSettings
 from glancefocus.values import Answer
 
 _log = logging.getLogger(__name__)
-_MOST_RULES = 1000
 _IDLE_S = 0.25
 _BODIES = 16  # bodies of the largest size that may be in memory at the same time
-LoadBundle = Callable[[], Bundle]
-
-
-@dataclass(frozen=True)
-class ServiceSettings:
-    """How requests are computed.
-
-    batching        look or request, see LookScheduler
-    full_batch      largest number of pictures in a batch
-    latency_p99_ms  limit of the budget controller; None: no controller
-    budget_macs     budget of requests without budget, thresholds or looks; None: the bundle's own thresholds
-    decoders        processes that decode pictures
-    limits          what is accepted
-    """
-
-    batching: Batching = "look"
-    full_batch: int = FULL_BATCH
-    latency_p99_ms: float | None = None
-    budget_macs: float | None = None
-    decoders: int = 1
-    limits: Limits = field(default_factory=Limits)
-
-
-@dataclass(eq=False)
-class PictureJob(Job):
-    """A job with the place for its answer.
-
-    asked   the request
-    answer  set in the event loop
-    """
-
-    asked: Asked = field(default_factory=Asked)
-    answer: "asyncio.Future[Answer] | None" = None
-
-
-class Served:
-    """One bundle that answers, with its scheduler and its controller.
-
-    pending  pictures that were accepted and have no answer, those that are being decoded included
-    """
-
-    def __init__(self, name: str, load: LoadBundle, settings: ServiceSettings) -> None:
-        self.name = name
-        self.settings = settings
-        self.bundle = load()
-        limit_ms = settings.latency_p99_ms
-        usual = default_stopping(self.bundle, settings.budget_macs)
-        self.controller = BudgetController([usual] if limit_ms is None else levels_of(self.bundle, usual), limit_ms)
-        self.times = self._warm_up()
-        self.scheduler = self._new_scheduler(self.times)
-        self.inbox: queue.SimpleQueue[PictureJob] = queue.SimpleQueue()
-        self.pending = 0
-        self._stepped, self._was_idle = 0.0, True
-        self._rules: dict[Any, Stopping] = {}
-
-    def _new_scheduler(self, times: Sequence[LookTimes]) -> LookScheduler:
-        return LookScheduler(
-            self.bundle,
-            self.controller.stopping,
-            batching=self.settings.batching,
-            full_batch=self.settings.full_batch,
-            patience_ms=self.settings.latency_p99_ms or PATIENCE_MS,
-            times=times,
-        )
-
-    def _warm_up(self) -> list[LookTimes]:
-        """Look at grey pictures: memory is allocated, graphs are compiled, NaN is detected, and looks are timed."""
-        network, most = self.bundle.settings, self.settings.full_batch
-        shape = (3, network.view.height_px, network.view.width_px)
-        grey = torch.full(shape if network.frames == 1 else (network.frames, *shape), 127, dtype=torch.uint8)
-        self.bundle.predict([grey], looks=network.looks)  # raises if it answers NaN
-        seconds: dict[tuple[int, int], float] = {}
-        for count in (1, 2, most, 1, most):
-            scheduler = self._new_scheduler([LookTimes(fixed_s=1e6)] * network.looks)
-            every = Stopping(self.bundle.exit_rule(looks=network.looks))
-            for _ in range(count):
-                scheduler.add(Job(Viewed(grey), 0.0, every))
-            while scheduler.pending:
-                scheduler.step()
-                if (step := scheduler.last_step) is not None:
-                    place = (step.look, count)
-                    seconds[place] = min(step.seconds, seconds.get(place, math.inf))
-        return [
-            LookTimes.measured(seconds[look, 1], seconds[look, most], most, 1 / (network.looks - look + 1))
-            for look in range(1, network.looks + 1)
-        ]
-
-    def stopping_for(self, asked: Asked) -> Stopping | None:
-        """The thresholds for the options of a request; None: those in force. Raises BadSetting and BadBudget.
-
-        A budget is an upper limit: if the controller has set a smaller one, that one is used.
-        """
-        key = (asked.thresholds, asked.looks, asked.budget_macs)
-        if key == (None, None, None):
-            return None
-        if key not in self._rules:
-            rule = self.bundle.exit_rule(thresholds=asked.thresholds, looks=asked.looks, budget_macs=asked.budget_macs)
-            if len(self._rules) >= _MOST_RULES:  # clients choose the keys
-                self._rules.clear()
-            self._rules[key] = Stopping(rule, asked.budget_macs)
-        in_force = self.controller.stopping.budget_macs
-        limited = self.controller.level > 0 and in_force is not None and asked.budget_macs is not None
-        return None if limited and (in_force or 0) < (asked.budget_macs or 0) else self._rules[key]
-
-    def take_new(self) -> None:
-        """Give the jobs that have arrived to the scheduler."""
-        while not self.inbox.empty():
-            self.scheduler.add(self.inbox.get())
-
-    def compute(self, metrics: Metrics) -> list[Answered]:
-        """Compute one look; returns the pictures that have stopped."""
-        self.scheduler.stopping = self.controller.stopping
-        answered = self.scheduler.step()
-        if (step := self.scheduler.last_step) is not None:
-            metrics.looked(self.name, step.look, step.rows, step.seconds)
-            self._note_throughput(sum(len(each.jobs) for each in answered), step.seconds)
-        for job in (job for each in answered for job in each.jobs):
-            self.controller.answered(job.came)
-        self.controller.adjust(self.pending)
-        return answered
-
-    def _note_throughput(self, answered: int, seconds: float) -> None:
-        """Count the time since the last step, too, if pictures were waiting then: decoding may be what takes the time."""
-        now = time.perf_counter()
-        self.controller.throughput.add(answered, seconds if self._was_idle else now - self._stepped)
-        self._stepped, self._was_idle = now, self.pending <= answered
-
-    def give_up(self) -> list[Job]:
-        """All jobs, which cannot be answered because the network has failed; a new scheduler is ready for the next ones."""
-        jobs = self.scheduler.jobs()
-        self.scheduler = self._new_scheduler(self.times)
-        return jobs
 
 
 class Service:
@@ -187,6 +48,7 @@ class Service:
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.running = 0
+        self.dropped = 0  # accepted requests that were not answered, because the server had to end
         self.received_bytes = 0
         self._computing: list[Served] = []
         self._wake = threading.Event()
@@ -200,8 +62,8 @@ class Service:
         self.loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
+        decoders = asyncio.create_task(self.decoders.start())
         try:
-            decoders = asyncio.create_task(self.decoders.start())
             for name, load in self.bundles.items():
                 self._use(await asyncio.to_thread(Served, name, load, self.settings))
             await decoders
@@ -211,11 +73,18 @@ class Service:
         else:
             self._thread.start()
             self.ready = True
+        finally:
+            decoders.cancel()  # it may still wait if a bundle could not be loaded, or if the server was stopped meanwhile
 
     @property
     def computes(self) -> bool:
         """Whether the thread runs, or need not run yet."""
         return self._thread.is_alive() or not self.ready
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests can be answered."""
+        return self.ready and self._thread.is_alive()
 
     async def stop(self) -> None:
         """Answer what was accepted, and end."""
@@ -255,9 +124,15 @@ class Service:
     def _use(self, served: Served) -> None:
         replaced = self.served.get(served.name)
         self.served[served.name] = served
-        # A bundle that was replaced computes what it has begun.
-        self._computing = [old for old in self._computing if old.pending or old is not replaced] + [served]
+        self._computing = [*self._computing, served]
+        if replaced is not None:
+            self._forget(replaced)
         self._show(served)
+
+    def _forget(self, served: Served) -> None:
+        """A bundle that was replaced computes what it has begun, and is then not in memory any more."""
+        if not served.pending and self.served.get(served.name) is not served:
+            self._computing = [each for each in self._computing if each is not served]
 
     def named(self, name: str | None) -> Served:
         """The bundle of this name; None: the first one."""
@@ -272,6 +147,8 @@ class Service:
         """Refuse a request when there are too many; call `leave` in the end if this does not."""
         busy = self.running >= self.limits.requests
         if busy or self.received_bytes + body_bytes > _BODIES * self.limits.body_bytes:
+            for served in self.served.values():
+                served.controller.adjust(served.pending, served.decoding, full=1.0)
             raise self._busy(next(iter(self.served.values())))
         self.running += 1
         self.received_bytes += body_bytes
@@ -284,7 +161,7 @@ class Service:
         self.metrics.running.set(self.running)
 
     def _busy(self, served: Served) -> Refused:
-        wait_s = max(1, math.ceil(served.controller.throughput.seconds_for(served.pending)))
+        wait_s = max(1, math.ceil(served.controller.wait_s(served.pending, served.decoding)))
         return Refused(
             503,
             "busy",
@@ -300,35 +177,48 @@ class Service:
         served = self.named(asked.bundle)
         stopping = served.stopping_for(asked)
         count = len(asked.uploads)
-        if served.pending + count > self.limits.waiting or served.controller.refuses(served.pending):
+        full = served.pending + count > self.limits.waiting
+        # Here, too: a step may take so long that many requests arrive meanwhile.
+        served.controller.adjust(served.pending, served.decoding, 1.0 if full else served.full)
+        if full or served.controller.refuses(served.pending, served.decoding):
             raise self._busy(served)
         served.pending += count
+        served.requests += 1
+        working = [
+            asyncio.ensure_future(self._answer(served, upload, asked, stopping, came)) for upload in asked.uploads
+        ]
         try:
             async with asyncio.timeout(self.limits.answer_s):
-                answers = await asyncio.gather(
-                    *(self._answer(served, upload, asked, stopping, came) for upload in asked.uploads)
-                )
+                answers = await asyncio.gather(*working)
         except TimeoutError:
             raise Refused(
                 503, "timeout", f"there was no answer within {self.limits.answer_s:g} seconds. Try again later.", 1
             ) from None
         finally:
+            for each in working:  # if one has failed, the others are not needed any more
+                each.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
             served.pending -= count
+            served.requests -= 1
+            self._forget(served)
             self._show(served)
         if all("error" in answer for answer in answers):
-            raise Refused(422, "picture", "; ".join(answer["error"] for answer in answers[:3]))
+            raise Refused(422, PICTURE, "; ".join(answer["error"] for answer in answers[:3]))
         return answers
 
     async def _answer(
         self, served: Served, upload: Upload, asked: Asked, stopping: Stopping | None, came: float
     ) -> Answer:
         began = time.perf_counter()
+        served.decoding += 1
         try:
             decoded = await self.decoders.decode(upload.source, upload.name, served.bundle.settings, self.limits.pixels)
+            served.note_decoded(began, time.perf_counter())
         except BadImage as error:
-            self.metrics.refused("picture")
+            self.metrics.refused(PICTURE)
             return {"file": upload.name, "error": str(error)}
         finally:
+            served.decoding -= 1
             self.metrics.decoding.observe(time.perf_counter() - began)
             self.metrics.restarts.set(self.decoders.restarts)
         limit_ms = asked.deadline_ms
@@ -347,9 +237,9 @@ class Service:
         while not self._ending:
             self._wake.wait(_IDLE_S)
             self._wake.clear()
-            for served in self._computing:
-                served.controller.adjust(served.pending)  # while there is nothing to do, the budget rises again
+            self._adjust_all()
             while busy := self._busy_ones():
+                self._adjust_all()
                 served = max(busy, key=lambda each: each.scheduler.worth()) if len(busy) > 1 else busy[0]
                 try:
                     answered = served.compute(self.metrics)
@@ -359,6 +249,11 @@ class Service:
                 else:
                     if answered:
                         self._call(self._deliver, served, answered)
+
+    def _adjust_all(self) -> None:
+        """While a bundle has nothing to do, its budget rises again."""
+        for served in self._computing:
+            served.adjust()
 
     def _busy_ones(self) -> list[Served]:
         for served in self._computing:
@@ -376,18 +271,24 @@ class Service:
 
     def _deliver(self, served: Served, groups: Sequence[Answered]) -> None:
         for group in groups:
-            jobs = [job for job in group.jobs if isinstance(job, PictureJob)]
-            answers = group.outcome.answers(max(job.asked.topk for job in jobs))
-            now = time.perf_counter()
-            for row, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
-                if job.answer is None or job.answer.done():
-                    continue
-                budget = group.stopping.budget_macs
-                answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
-                if job.asked.steps:
-                    answer["steps"] = steps_of(group.outcome, row)
-                self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
-                job.answer.set_result(answer)
+            try:
+                self._deliver_group(served, group)
+            except Exception as error:  # otherwise its requests would wait until their time is up
+                _log.exception("answers of the bundle %s could not be delivered", served.name)
+                self._fail(group.jobs, error)
+
+    def _deliver_group(self, served: Served, group: Answered) -> None:
+        jobs = [job for job in group.jobs if isinstance(job, PictureJob)]
+        answers = group.outcome.answers(max(job.asked.topk for job in jobs))
+        now, budget = time.perf_counter(), group.stopping.budget_macs
+        for row, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
+            if job.answer is None or job.answer.done():
+                continue
+            answer |= {"top": answer["top"][: job.asked.topk], "budget_macs": budget}
+            if job.asked.steps:
+                answer["steps"] = steps_of(group.outcome, row)
+            self.metrics.answered(served.name, answer["looks"], answer["cost_macs"], now - job.came, budget)
+            job.answer.set_result(answer)
 
     def show_all(self) -> None:
         """Update the metrics that describe the current state."""
@@ -395,6 +296,8 @@ class Service:
             self._show(served)
 
     def _show(self, served: Served) -> None:
+        if self.served.get(served.name) is not served:  # it was replaced
+            return
         self.metrics.waiting.labels(served.name).set(served.pending)
         self.metrics.budget.labels(served.name).set(served.controller.stopping.budget_macs or math.nan)
         self.metrics.level.labels(served.name).set(served.controller.level)
