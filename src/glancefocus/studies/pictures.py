@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glancefocus.bundle.bundle import Bundle
+from glancefocus.data.lists import labels_file
 from glancefocus.data.sources import classes_of
 from glancefocus.data.worlds import WORLDS
 from glancefocus.evaluation.assess import answers_of, examples, worst_mistakes
@@ -22,7 +24,7 @@ from glancefocus.network.presets import PRESETS
 from glancefocus.region import top_left
 from glancefocus.settings import ViewSettings
 from glancefocus.studies.budgets import at_random, budget_curve, curves_figure
-from glancefocus.studies.catalogue import networks, paper_row, sentence, source_of
+from glancefocus.studies.catalogue import PublishedNetwork, networks, paper_row, sentence, source_of
 from glancefocus.studies.curves import (
     COMPARED,
     COMPARED_NOTE,
@@ -269,6 +271,12 @@ def video_runs(scope: Scope) -> dict[str, Run]:
     return runs
 
 
+def published_on(data: str | None) -> list[PublishedNetwork]:
+    """The published networks of others on a set of clips; only those on Something-Something V1 are known."""
+    labels = None if data is None or data in WORLDS else labels_file(Path(data))
+    return networks("something-something-v1") if labels is not None and "-v1-" in labels.name else []
+
+
 def video_result(measured: Measured) -> Result:
     rows, curves, dots = [], dict[str, list[Point]](), Dots()
     for name, preset in video_presets(measured.scope).items():
@@ -278,13 +286,13 @@ def video_result(measured: Measured) -> Result:
         own = [budget_curve(run) for run in measured[name]]
         curves[f"glancefocus, {name}"] = own[0]
         rows.append(compared_row(name, own, {"": backbone}))
-    if measured.scope.scale == "paper":
-        dots |= {each.name: (each.macs, each.accuracy) for each in networks("something-something-v1")}
+    others = published_on(measured.scope.data)
+    dots |= {each.name: (each.macs, each.accuracy) for each in others}
     title = "Networks against their plain backbones, means per clip"
     table = Table("video", title, COMPARED, rows, unit="number", note=COMPARED_NOTE)
     figure = curves_figure(curves, dots, noun="clip")
-    drawing = Drawing(
-        figure, "Accuracy over multiply-adds per clip, first seed; diamonds: other networks on whole clips."
-    )
+    published = " and what other papers published" if others else ""
+    caption = f"Accuracy over multiply-adds per clip, first seed; diamonds: plain TSM on whole clips{published}."
+    drawing = Drawing(figure, caption)
     first = measured.first(next(iter(video_presets(measured.scope))))
     return Result([table], {"video": drawing}, galleries_of(first), remarks=[sentence("video"), BOXES])
