@@ -22,7 +22,7 @@ from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
-from glancefocus.studies import budgets, curves, pictures, rivals, tables
+from glancefocus.studies import budgets, curves, pictures, rivals, sizes, tables
 from glancefocus.studies.catalogue import Study
 from glancefocus.studies.networks import ASSUMED_CLASSES, Run, Scale, Scope
 from glancefocus.studies.results import PAGE, About, Result, write_study
@@ -264,7 +264,7 @@ PARTS: dict[str, Parts] = {
     "phone": Parts(rivals.phone_runs, rivals.phone_result),
     "gpu": Parts(rivals.gpu_runs, rivals.gpu_result),
     "rewards": Parts(tables.reward_runs, tables.reward_result),
-    "sizes": Parts(budgets.size_runs, budgets.size_result),
+    "sizes": Parts(sizes.size_runs, sizes.size_result),
     "resolution": Parts(curves.resolution_runs, curves.resolution_result),
     "traffic-signs": Parts(pictures.traffic_runs, pictures.traffic_result),
     "video": Parts(pictures.video_runs, pictures.video_result),
