@@ -89,6 +89,14 @@ class Run:
         earlier = [None if run is None else run.content for run in (self.start, self.weights)]
         return fingerprint([to_plain(self.settings), list(self.parts), earlier])
 
+    @property
+    def stages(self) -> Sequence[str]:
+        return self.settings.stages
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
     def with_earlier(self) -> "Iterator[Run]":
         """The runs that this one builds on, the first one first, and itself."""
         for earlier in (self.weights, self.start):
