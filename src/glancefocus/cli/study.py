@@ -144,10 +144,10 @@ def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
         table.add_row(cell(run.name), ", ".join(run.stages), str(run.seed), run.state, *row)
     output().print(table)
     train, val = plan.images
-    sums = f"{_many(plan.macs)} multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
+    sums = f"{_many(plan.macs)} multiply-adds (T: trillion, P: quadrillion), {plan.disk_bytes / 1e9:,.2f} GB"
+    left = f"To train what is left: {sums}, about {duration(3600 * plan.hours)} {plan.where}. Nothing was trained."
     print_line(
-        f"{train:,} training and {val:,} validation images. To train what is left: {sums} (T: trillion, P: quadrillion), about "
-        f"{duration(3600 * plan.hours)} {plan.where}. Nothing was trained."
+        f"{train:,} training and {val:,} validation images. {left if plan.left else 'All runs are trained already.'}"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from glancefocus.data.sources import DataSettings
+from glancefocus.errors import BadSetting
 from glancefocus.files import fingerprint
 from glancefocus.network.backbones import has_pretrained_weights
 from glancefocus.network.presets import PRESETS, network_settings
@@ -64,6 +65,19 @@ class Scope:
     seed: int = 0
     weights: str = "pretrained"
     assignments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (text.partition("=")[0].strip() for text in self.assignments):
+            if name in _SET_BY_STUDIES:
+                raise BadSetting(f"a study sets {name} itself, for each of its runs. {_SET_BY_STUDIES[name]}")
+
+
+# With the same seed in all runs, the deviation over the seeds would be 0.
+_SET_BY_STUDIES = {
+    "seed": "Leave it out; --seeds gives their number.",
+    "weights": "Leave it out; --weights names those of the backbone.",
+    **dict.fromkeys(("stages", "start", "rounds"), "Leave it out."),
+}
 
 
 @dataclass(frozen=True)
