@@ -50,6 +50,16 @@ def test_a_plan_takes_the_speed_of_other_devices(tmp_path: Path, capsys: pytest.
         (["video", "signs"], "at scale tiny the study video uses the built-in data set gestures, but got signs."),
         (["rewards", "--scale", "paper"], "at scale paper needs the paper's data."),
         (["rewards", "nowhere/"], "there is no data set named 'nowhere'"),
+        (["gallery", "--speed", "3"], "--speed only changes the estimate of --plan."),
+        (
+            ["gallery", "--weights", "mine.pth"],
+            "at scale tiny networks are trained from random initialisation, but got --weights",
+        ),
+        (["gallery", "--latency-file", "phone.json"], "--latency-file is only for the study named phone."),
+        (
+            ["phone", "--latency-file", "nowhere.json"],
+            "there is no file nowhere.json, which must have the milliseconds",
+        ),
         (["rewards", "--set", "aim.epoch=3"], "there is no setting in aim named 'epoch'. Did you mean 'epochs'?"),
     ],
 )

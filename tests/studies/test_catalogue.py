@@ -76,6 +76,13 @@ def test_a_tiny_study_refuses_other_data() -> None:
         Order(study_named("rewards"), "gestures", "tiny").runs()
 
 
+def test_a_study_refuses_a_built_in_data_set_of_the_other_kind() -> None:
+    with pytest.raises(
+        BadData, match="the study gallery needs images, so of the built-in data sets only signs, but got gestures"
+    ):
+        Order(study_named("gallery"), "gestures", "paper").runs()
+
+
 def test_a_study_of_clips_refuses_images(tmp_path: Path, make_pictures: Callable[[Path], None]) -> None:
     make_pictures(tmp_path / "photos")
     with pytest.raises(BadData, match="the study video needs clips"):

@@ -1,8 +1,11 @@
 """The paper's figures are those of its tables, and every network of others has a source."""
 
+from pathlib import Path
+
 import pytest
 
 from glancefocus.studies.catalogue import columns_of, networks, paper_row, sentence, source_of
+from glancefocus.studies.pictures import published_on
 from glancefocus.studies.results import row_beside
 
 
@@ -26,9 +29,29 @@ def test_a_size_that_cannot_use_up_a_budget_has_no_value() -> None:
 
 def test_published_networks_have_a_cost_an_accuracy_and_a_source() -> None:
     found = networks("imagenet")
-    assert {"MobileNetV2 1.0", "MnasNet-A1", "FBNet-A", "CondenseNet (G=C=4)"} <= {each.name for each in found}
+    names = {
+        "MobileNetV2 1.0",
+        "MnasNet-A1",
+        "FBNet-C",
+        "ProxylessNAS (mobile)",
+        "CondenseNet (G=C=4)",
+        "SACT (ResNet-101)",
+    }
+    assert names <= {each.name for each in found}
     for each in (*found, *networks("something-something-v1")):
         assert 0.3 < each.accuracy < 0.8
         assert 1e8 < each.macs < 1e11
         assert "Table" in each.source or "README" in each.source
     assert sentence("main").endswith("(section 5.2.1 of the paper)")
+
+
+def test_published_clips_are_shown_only_beside_the_data_that_they_were_measured_on(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+    (tmp_path / "v1" / "something-something-v1-labels.csv").touch()
+    (tmp_path / "v2" / "something-something-v2-labels.json").touch()
+    assert [each.name for each in published_on(str(tmp_path / "v1"))] == [
+        "TSM (ResNet-50, 8 frames)",
+        "TSM (ResNet-50, 16 frames)",
+    ]
+    assert published_on(str(tmp_path / "v2")) == published_on("gestures") == []

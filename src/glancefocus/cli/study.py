@@ -10,12 +10,14 @@ from rich.table import Table
 
 from glancefocus.cli.main import Flag, Json, OutputName, command_options, output
 from glancefocus.cli.printing import cell, notice, print_line
+from glancefocus.errors import BadSetting
 from glancefocus.progress import duration
 from glancefocus.values import Count, Range
 
 if TYPE_CHECKING:
     from glancefocus.studies.networks import Run
     from glancefocus.studies.order import Order, StudyPlan
+    from glancefocus.studies.rivals import ExitsRun
 
 
 @command_options
@@ -67,6 +69,7 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
     """
     from glancefocus.studies.catalogue import STUDIES, study_named
 
+    _check_unused(options)
     if options.name is None:
         _print_list([(each.name, each.title, each.shows) for each in STUDIES.values()], as_json=options.json)
         return
@@ -104,9 +107,16 @@ def study(options: StudyOptions = StudyOptions()) -> None:  # noqa: B008, cyclop
     notice(f"Open {page_of_study(options.output, order.study)} in a browser.")
 
 
-def _print_run(run: "Run", folder: Path, what: str) -> None:
-    stages = ", ".join(run.settings.stages)
-    notice(f"{run.name}, seed {run.settings.seed} ({stages}): {what} in {folder}")
+def _check_unused(options: StudyOptions) -> None:
+    """Refuse options that would have no effect."""
+    if options.speed is not None and not options.plan:
+        raise BadSetting("--speed only changes the estimate of --plan. Add --plan, or leave --speed out.")
+    if options.latency_file is not None and options.name != "phone":
+        raise BadSetting("--latency-file is only for the study named phone. Leave it out.")
+
+
+def _print_run(run: "Run | ExitsRun", folder: Path, what: str) -> None:
+    notice(f"{run.name}, seed {run.seed} ({', '.join(run.stages)}): {what} in {folder}")
 
 
 def _print_list(rows: list[tuple[str, str, str]], *, as_json: bool) -> None:
@@ -134,10 +144,10 @@ def _print_plan(order: "Order", plan: "StudyPlan", *, as_json: bool) -> None:
         table.add_row(cell(run.name), ", ".join(run.stages), str(run.seed), run.state, *row)
     output().print(table)
     train, val = plan.images
-    sums = f"{_many(plan.macs)} multiply-adds, {plan.disk_bytes / 1e9:,.2f} GB"
+    sums = f"{_many(plan.macs)} multiply-adds (T: trillion, P: quadrillion), {plan.disk_bytes / 1e9:,.2f} GB"
+    left = f"To train what is left: {sums}, about {duration(3600 * plan.hours)} {plan.where}. Nothing was trained."
     print_line(
-        f"{train:,} training and {val:,} validation images. In all: {sums}, about {duration(3600 * plan.hours)} {plan.where}. "
-        "Nothing was trained."
+        f"{train:,} training and {val:,} validation images. {left if plan.left else 'All runs are trained already.'}"
     )
 
 

@@ -297,7 +297,7 @@ def read_published(folder: Path, medium: Medium) -> tuple[list[Row], tuple[str, 
     """
     if medium.noun != "clips":
         return read_published_pictures(folder)
-    labels = _labels_file(folder)
+    labels = labels_file(folder)
     if labels is None:
         return None
     classes = _classes(labels)
@@ -330,7 +330,8 @@ def read_published(folder: Path, medium: Medium) -> tuple[list[Row], tuple[str, 
     return rows, classes
 
 
-def _labels_file(folder: Path) -> Path | None:
+def labels_file(folder: Path) -> Path | None:
+    """The list of classes of a published set of clips; its name says which set it is."""
     for place in (folder, folder / "labels", folder / "annotations"):
         for pattern in ("something-something-v*-labels.*", "jester-v*-labels.csv", "labels.json"):
             found = sorted(file for file in place.glob(pattern) if file.suffix in (".csv", ".json"))

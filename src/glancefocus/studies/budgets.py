@@ -1,4 +1,4 @@
-"""Accuracy within budgets, which most studies measure; and the studies of patch sizes and of exit criteria."""
+"""Accuracy within budgets, which most studies measure; and the study of exit criteria."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from glancefocus.data.splits import in_order
 from glancefocus.evaluation.assess import halves, solved
-from glancefocus.evaluation.figures import GREY, HEIGHT, LINES, cost_axis, new_figure, patch_sizes_figure
+from glancefocus.evaluation.figures import GREY, HEIGHT, LINES, cost_axis, new_figure
 from glancefocus.evaluation.verdict import macs_words, paired_interval
 from glancefocus.exits.budget import solve_at
-from glancefocus.exits.curve import Point, patches_of
+from glancefocus.exits.curve import Point
 from glancefocus.exits.table import LookTable, Thresholds
 from glancefocus.network.presets import read_table
-from glancefocus.studies.catalogue import columns_of, sentence, source_of
-from glancefocus.studies.networks import TINY_SIZES, Run, Scope, chain
+from glancefocus.studies.catalogue import columns_of, source_of
+from glancefocus.studies.networks import Run, Scope, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table, Value, row_beside
 from glancefocus.studies.runs import Finished, Measured
 
@@ -53,22 +53,6 @@ def legend_above(figure: Any, axes: Any, columns: int = 2) -> None:
     figure.legend(*entries, loc="outside upper center", ncols=columns, frameon=False, fontsize=8, handlelength=3)
 
 
-# Patch sizes: Table 3, Figures 10 and 17.
-SIZE_PRESET = {"tiny": TINY_SIZES, "paper": "gf-ms-resnet50-96"}
-
-
-def size_views(scope: Scope) -> tuple[str, ...]:
-    return ("32", "48", "64") if scope.scale == "tiny" else ("96", "128", "160")
-
-
-def size_runs(scope: Scope) -> dict[str, Run]:
-    preset = SIZE_PRESET[scope.scale]
-    runs = {"chosen": chain(scope, preset).trained}
-    for view in size_views(scope):
-        runs[view] = chain(scope, preset, name=f"fixed-{view}", network={"focus": (view,)}).trained
-    return runs
-
-
 def budgets_like(preset: str, published: Sequence[str], run: Finished) -> list[float]:
     """The budgets of one of the paper's tables, moved to the same share of the range of a network's costs."""
     (own,) = [row["macs_after_look"] for row in read_table() if row["preset"] == preset]
@@ -100,53 +84,6 @@ def budget_curve(run: Finished) -> list[Point]:
 
 def budget_columns(budgets: Sequence[float], published: Sequence[str]) -> list[str]:
     return [f"{macs_words(budget)} ({text})" for budget, text in zip(budgets, published, strict=True)]
-
-
-def size_result(measured: Measured) -> Result:
-    published = columns_of("sizes")
-    budgets = budgets_like("gf-ms-resnet50-96", published, measured.first("chosen"))
-    views, keys = size_views(measured.scope), ("96", "128", "160")
-    rows = [
-        row_beside("sizes", key, f"{view} px (fixed)", [accuracies_at(run, budgets) for run in measured[view]])
-        for view, key in zip(views, keys, strict=True)
-    ]
-    chosen = [points_at(run, budgets) for run in measured["chosen"]]
-    rows.append(row_beside("sizes", "chosen", "sizes chosen", [[p["accuracy"] for p in own] for own in chosen]))
-    columns = budget_columns(budgets, published)
-    title = f"Accuracy within an average budget of multiply-adds, % ({source_of('sizes')})"
-    share_rows = [
-        Row(f"{view} px", [[_share_of(point, n) for point in own] for own in chosen]) for n, view in enumerate(views)
-    ]
-    share_title = "Share of each patch size among the focus looks where sizes are chosen, %"
-    shares = Table("shares", share_title, columns, share_rows, 0)
-    curves = {f"{view} px (fixed)": budget_curve(measured.first(view)) for view in views}
-    curves["sizes chosen"] = budget_curve(measured.first("chosen"))
-    drawings = {
-        "sizes": Drawing(curves_figure(curves), "Accuracy over multiply-adds, first seed: sizes chosen, and fixed."),
-        "patch_sizes": Drawing(
-            patch_sizes_figure(curves["sizes chosen"], views),
-            "The share of each size among the focus looks, over the budget, first seed.",
-        ),
-    }
-    note = f"{BUDGETS_NOTE} The paper's patches have {', '.join(keys[:-1])} and {keys[-1]} px."
-    tables = [Table("sizes", title, columns, rows, measured.images, ordered=True, note=note), shares]
-    return Result(tables, drawings, remarks=[_gaps(rows), sentence("sizes")])
-
-
-def _share_of(point: Point, size: int) -> float:
-    counts = np.asarray(patches_of(point), dtype=np.float64).sum(axis=0)
-    return float(counts[size] / max(1.0, counts.sum()))
-
-
-def _gaps(rows: Sequence[Row]) -> str:
-    """The chosen sizes less the best fixed one, at every budget."""
-    *fixed, chosen = rows
-    gaps = []
-    for column in range(len(chosen.values[0])):
-        known = [mean for row in fixed if (mean := row.mean(column)) is not None]
-        own = chosen.mean(column)
-        gaps.append("--" if own is None or not known else f"{100 * (own - max(known)):+.1f}")
-    return f"Chosen sizes less the best fixed size, in points, at each budget: {', '.join(gaps)}."
 
 
 def curves_figure(

@@ -14,7 +14,7 @@ from glancefocus.network.macs import count_costs
 from glancefocus.network.presets import PRESETS, family_of
 from glancefocus.studies.budgets import budget_curve, curves_figure, label_dot, legend_above, look_columns
 from glancefocus.studies.catalogue import networks, sentence
-from glancefocus.studies.networks import Run, Scope, backbone_run, chain
+from glancefocus.studies.networks import ASSUMED_CLASSES, Run, Scope, backbone_run, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table
 from glancefocus.studies.runs import Finished, Measured
 from glancefocus.training.run_folder import BUNDLE_FOLDER
@@ -119,11 +119,14 @@ def main_result(measured: Measured) -> Result:
         curves = [budget_curve(run) for run in measured[name]]
         families.setdefault(family, {})[name] = curves[0]
         rows.append(compared_row(name, curves, own))
+    first = next(iter(measured.runs.values()))[0].run.settings.network
+    # Published accuracies are those of ImageNet's 1000 classes.
+    others = measured.scope.scale == "paper" and first.classes == ASSUMED_CLASSES[False]
     drawings = {
         family: Drawing(
-            main_figure(curves, dots[family], measured.scope.scale == "paper"),
+            main_figure(curves, dots[family], others),
             f"{family}: each network (grey), the best of them for every budget (black), the plain backbone (diamonds, with the "
-            "side of its images), first seed.",
+            f"side of its images), first seed.{' Crosses: what other papers published.' if others else ''}",
         )
         for family, curves in families.items()
     }

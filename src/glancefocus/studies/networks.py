@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from glancefocus.data.sources import DataSettings
+from glancefocus.errors import BadSetting
 from glancefocus.files import fingerprint
 from glancefocus.network.backbones import has_pretrained_weights
 from glancefocus.network.presets import PRESETS, network_settings
@@ -65,6 +66,19 @@ class Scope:
     weights: str = "pretrained"
     assignments: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in (text.partition("=")[0].strip() for text in self.assignments):
+            if name in _SET_BY_STUDIES:
+                raise BadSetting(f"a study sets {name} itself, for each of its runs. {_SET_BY_STUDIES[name]}")
+
+
+# With the same seed in all runs, the deviation over the seeds would be 0.
+_SET_BY_STUDIES = {
+    "seed": "Leave it out; --seeds gives their number.",
+    "weights": "Leave it out; --weights names those of the backbone.",
+    **dict.fromkeys(("stages", "start", "rounds"), "Leave it out."),
+}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -88,6 +102,14 @@ class Run:
         """Hash of everything that the trained network depends on; the name does not count."""
         earlier = [None if run is None else run.content for run in (self.start, self.weights)]
         return fingerprint([to_plain(self.settings), list(self.parts), earlier])
+
+    @property
+    def stages(self) -> Sequence[str]:
+        return self.settings.stages
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
 
     def with_earlier(self) -> "Iterator[Run]":
         """The runs that this one builds on, the first one first, and itself."""

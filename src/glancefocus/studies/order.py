@@ -2,8 +2,6 @@
 
 import functools
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,16 +15,17 @@ from glancefocus.data.lists import medium_of
 from glancefocus.data.sources import classes_of, split_rows
 from glancefocus.data.worlds import WORLDS
 from glancefocus.errors import BadData, BadSetting
-from glancefocus.machine import device_name, keep_freed_memory
+from glancefocus.interrupts import stop_message
+from glancefocus.machine import keep_freed_memory
 from glancefocus.network.build import build, count_parameters
 from glancefocus.network.macs import count_costs
 from glancefocus.outcome import Costs
 from glancefocus.settings import NetworkSettings
-from glancefocus.studies import budgets, curves, pictures, rivals, tables
+from glancefocus.studies import budgets, curves, pictures, rivals, sizes, tables
 from glancefocus.studies.catalogue import Study
 from glancefocus.studies.networks import ASSUMED_CLASSES, Run, Scale, Scope
-from glancefocus.studies.results import PAGE, About, Result, write_study
-from glancefocus.studies.rivals import CHECKPOINT, ExitsRun, FinishedExits
+from glancefocus.studies.results import PAGE, About, Result, machine_words, write_study
+from glancefocus.studies.rivals import ExitsRun, FinishedExits, check_latencies
 from glancefocus.studies.runs import Finished, Measured, OnRun, RunFolder
 from glancefocus.training.settings import RecogniseSettings, TrainSettings
 from glancefocus.values import from_plain, to_plain
@@ -106,19 +105,17 @@ def plan_runs(
             planned[each.content] = _planned(each, folder, counts, speed)
             network = each.settings.network
     for other in exits:
-        begun = (other.place(folder.folder.parent) / CHECKPOINT).exists()
+        state = other.state(folder.folder.parent)
         macs = other.macs(counts[0])
-        hours = macs / speed(network, network.view.height_px) / 3600
+        hours = 0.0 if state == "finished" else macs / speed(network, network.view.height_px) / 3600
         disk = 2.0 * _BYTES * sum(p.numel() for p in other.build().parameters())
-        state = "begun" if begun else "new"
-        planned[other.content] = PlannedRun(other.name, ("all exits",), other.training.seed, state, macs, disk, hours)
+        planned[other.content] = PlannedRun(other.name, other.stages, other.seed, state, macs, disk, hours)
     return StudyPlan(list(planned.values()), counts, where)
 
 
 def _planned(run: Run, folder: RunFolder, counts: tuple[int, int], speed: MacsPerSecond) -> PlannedRun:
     settings = run.settings
-    known = settings.data.source in WORLDS or folder.find(run) is not None
-    state = "new" if not known or folder.find(run) is None else "finished" if folder.is_finished(run) else "begun"
+    state = "new" if folder.find(run) is None else "finished" if folder.is_finished(run) else "begun"
     macs = training_macs(settings, *counts)
     nodes = sum(settings.network.view_choices**look for look in range(settings.network.looks))
     records = counts[1] * nodes * 4 * _BYTES
@@ -264,7 +261,7 @@ PARTS: dict[str, Parts] = {
     "phone": Parts(rivals.phone_runs, rivals.phone_result),
     "gpu": Parts(rivals.gpu_runs, rivals.gpu_result),
     "rewards": Parts(tables.reward_runs, tables.reward_result),
-    "sizes": Parts(budgets.size_runs, budgets.size_result),
+    "sizes": Parts(sizes.size_runs, sizes.size_result),
     "resolution": Parts(curves.resolution_runs, curves.resolution_result),
     "traffic-signs": Parts(pictures.traffic_runs, pictures.traffic_result),
     "video": Parts(pictures.video_runs, pictures.video_result),
@@ -307,6 +304,10 @@ class Order:
                 f"at scale tiny the study {self.study.name} uses the built-in data set {self.study.world}, but got {data}. "
                 "Leave the data out, or use --scale paper for your own."
             )
+        if scale == "tiny" and self.weights not in ("pretrained", "none"):
+            raise BadSetting(
+                f"at scale tiny networks are trained from random initialisation, but got --weights {self.weights}. Leave it out."
+            )
         return Scope(scale, data, 0, self.weights, self.assignments)
 
     @property
@@ -324,7 +325,7 @@ class Order:
     def runs(self) -> Mapping[str, Sequence[Run]]:
         """{name: one run for each seed}."""
         scope = self.scope
-        if scope.data is not None and scope.data not in WORLDS:
+        if scope.data is not None:
             _check_medium(self.study, scope.data)
         each = [PARTS[self.study.name].runs(replace(scope, seed=seed)) for seed in range(self.seed_count)]
         return {name: [runs[name] for runs in each] for name in each[0]}
@@ -341,10 +342,14 @@ class Order:
 def _check_medium(study: Study, data: str) -> None:
     """Refuse clips for a study of images, and the other way round."""
     frames = 8 if study.clips else 1
+    noun = medium_of(frames).noun
+    if data in WORLDS and data != study.world:
+        raise BadData(
+            f"the study {study.name} needs {noun}, so of the built-in data sets only {study.world}, but got {data}."
+        )
     try:
         classes_of(data, frames)
     except BadData as error:
-        noun = medium_of(frames).noun
         raise BadData(f"the study {study.name} needs {noun}: {error}") from None
 
 
@@ -376,23 +381,20 @@ def run_study(
             f"the study {order.study.name} at scale paper needs the paper's data. Name its folder; --plan works without it."
         )
     keep_freed_memory()
-    runs = RunFolder(folder)
+    runs, planned = RunFolder(folder), order.runs()
+    if latency is not None:
+        check_latencies(latency, planned)
     finished: dict[str, list[Finished]] = {}
-    for name, each in order.runs().items():
+    for name, each in planned.items():
         finished[name] = [runs.train(run, quiet=quiet, on_run=on_run) for run in each]
-    others = {name: [FinishedExits(run, folder) for run in each] for name, each in order.exits().items()}
-    result = PARTS[order.study.name].measure(Measured(scope, finished, others, latency))
+    others = {name: [FinishedExits(run, folder, on_run) for run in each] for name, each in order.exits().items()}
     about = About(order.study, scope.scale, scope.data, order.seed_count, order.command, machine_words())
-    write_study(folder / order.study.name, about, result)
+    kept = f"stopped while the networks were measured; they are kept in {runs.folder}. Run the same command again to continue."
+    with stop_message(kept):
+        result = PARTS[order.study.name].measure(Measured(scope, finished, others, latency))
+        write_study(folder / order.study.name, about, result)
     return about, result
 
 
 def page_of_study(folder: Path, study: Study) -> Path:
     return folder / study.name / PAGE
-
-
-def machine_words() -> str:
-    """What this machine computes with."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    name = device_name(device or torch.device("cpu"))
-    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"

@@ -3,12 +3,15 @@
 import html
 import json
 import math
+import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from matplotlib.figure import Figure
 from rich.table import Table as TerminalTable
 
@@ -24,6 +27,7 @@ from glancefocus.evaluation.tables import (
     small_print,
     table_html,
 )
+from glancefocus.machine import device_name
 from glancefocus.studies.catalogue import Study, paper_row
 
 PAGE, NUMBERS, TEXT = "study.html", "study.json", "study.md"
@@ -192,6 +196,13 @@ class About:
         )
         sentence = f"{self.study.shows} of the paper. Scale {self.scale}, data {self.data}, {seeds}. {self.machine}."
         return sentence + (other if self.scale == "tiny" else "")
+
+
+def machine_words() -> str:
+    """What this machine computes with."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name = device_name(device or torch.device("cpu"))
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def write_study(folder: Path, about: About, result: Result) -> list[str]:

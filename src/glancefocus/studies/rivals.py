@@ -1,7 +1,7 @@
 """The studies against other networks and the clock: MSDNet and ensembles by depth, latency on a phone, images per second."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from glancefocus.bundle.files import read_latency_file
 from glancefocus.data.sources import Data, DataSettings, open_data
+from glancefocus.errors import BadSetting
 from glancefocus.evaluation.choosing import at_backbone_accuracy
 from glancefocus.evaluation.figures import LINES, RED, cost_axis, new_figure
 from glancefocus.evaluation.latency import measure_latency, measure_rival_times
@@ -37,9 +38,9 @@ from glancefocus.studies.catalogue import paper_row, sentence, source_of
 from glancefocus.studies.curves import COMPARED_NOTE, anytime_figure, backbone_dots, means_of, whole_image
 from glancefocus.studies.networks import Chain, Run, Scope, chain
 from glancefocus.studies.results import Drawing, Result, Row, Table
-from glancefocus.studies.runs import RUNS_FOLDER, Finished, Measured
-from glancefocus.training.multi_exit import LOSS, MultiExitTraining, train_exits
-from glancefocus.training.run_folder import BACKBONE_FILE
+from glancefocus.studies.runs import RUNS_FOLDER, Finished, Measured, OnRun, training_stopped
+from glancefocus.training.multi_exit import LOSS, MultiExitTraining, epochs_done, train_exits
+from glancefocus.training.run_folder import BACKBONE_FILE, comparable_data
 from glancefocus.values import to_plain
 
 CHECKPOINT, _RECORDS = "last.ckpt", "looks"
@@ -73,10 +74,18 @@ class ExitsRun:
     options: Mapping[str, Any]
 
     @property
+    def stages(self) -> tuple[str, ...]:
+        return ("all exits",)
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
+
+    @property
     def content(self) -> str:
         """Hash of everything that the trained network depends on."""
         network = to_plain(self.network) if isinstance(self.network, MSDNetSettings) else [*self.network, self.options]
-        data = {name: value for name, value in to_plain(self.data).items() if name not in ("workers", "hold_mib")}
+        data = comparable_data(to_plain(self.data))
         return fingerprint([LOSS, network, to_plain(self.training), data, to_plain(self.view)])
 
     def build(self) -> MultiExit:
@@ -90,6 +99,11 @@ class ExitsRun:
         """The folder of this run among all runs."""
         return folder / RUNS_FOLDER / f"{self.name}-{self.content[:12]}"
 
+    def state(self, folder: Path) -> str:
+        """new, begun or finished."""
+        done = epochs_done(self.place(folder) / CHECKPOINT)
+        return "new" if done == 0 else "begun" if done < self.training.epochs else "finished"
+
     def macs(self, images: int) -> float:
         """Multiply-adds of training on this many images."""
         costs = count_exits(self.build(), self.view.height_px, self.view.width_px)
@@ -99,15 +113,20 @@ class ExitsRun:
 class FinishedExits:
     """A trained comparison network; thresholds are chosen and measured on the same images as ours."""
 
-    def __init__(self, run: ExitsRun, folder: Path) -> None:
+    def __init__(self, run: ExitsRun, folder: Path, on_run: OnRun | None = None) -> None:
         """Train the network in folder/runs, from its last epoch on if it was stopped, unless it is finished."""
         self.run, place = run, run.place(folder)
+        state = run.state(folder)
         place.mkdir(parents=True, exist_ok=True)
+        if on_run is not None and state != "finished":
+            on_run(run, place, "trained" if state == "new" else "continued")
         self.opened: Data = open_data(run.data, run.view)
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         net = run.build().to(device or "cpu")
-        workers = run.data.workers
-        self.net = train_exits(net, self.opened, run.view, run.training, place / CHECKPOINT, workers=workers)
+        with training_stopped(place):
+            self.net = train_exits(
+                net, self.opened, run.view, run.training, place / CHECKPOINT, workers=run.data.workers
+            )
         self.costs = count_exits(self.net, run.view.height_px, run.view.width_px)
         self._records = place / _RECORDS
 
@@ -240,8 +259,8 @@ def _runs(scope: Scope, names: Sequence[str]) -> dict[str, Run]:
     return runs
 
 
-def _networks(measured: Measured) -> list[str]:
-    return [name for name in measured.runs if not name.startswith("backbone")]
+def _networks(runs: Iterable[str]) -> list[str]:
+    return [name for name in runs if not name.startswith("backbone")]
 
 
 # Latency of one image: Figure 8.
@@ -252,7 +271,7 @@ def phone_runs(scope: Scope) -> dict[str, Run]:
 def phone_result(measured: Measured) -> Result:
     figure, axes = new_figure(4.6)
     rows, devices = [], dict[str, None]()
-    for number, name in enumerate(_networks(measured)):
+    for number, name in enumerate(_networks(measured.runs)):
         run, backbone = measured.first(name), measured.first(f"backbone of {name}")
         latency, backbone_ms = _latency(name, run, measured.latency)
         devices[latency.words] = None
@@ -275,13 +294,33 @@ def phone_result(measured: Measured) -> Result:
     return Result([table], {"phone": drawing}, remarks=[sentence("phone")])
 
 
+def check_latencies(given: Path, runs: Iterable[str]) -> None:
+    """Refuse, before hours of training, a place that does not have the milliseconds of every network of the study."""
+    names = _networks(runs)
+    if not given.is_dir() and len(names) > 1:
+        raise BadSetting(
+            f"--latency-file must be a folder here, because the study has {len(names)} networks. It must hold "
+            f"{', '.join(f'{name}.json' for name in names)}, but got {given}."
+        )
+    for file in _latency_files(given, names):
+        if not file.is_file():
+            raise BadSetting(
+                f"there is no file {file}, which must have the milliseconds of a network. Check --latency-file."
+            )
+
+
+def _latency_files(given: Path, names: Iterable[str]) -> list[Path]:
+    return [given / f"{name}.json" if given.is_dir() else given for name in names]
+
+
 def _latency(name: str, run: Finished, given: Path | None) -> tuple[Latency, float | None]:
     """Milliseconds of each look, and of the backbone; one thread and one image at a time, as in the paper.
 
     given  a file of them, or a folder with NAME.json for each network; they have no time of the backbone
     """
     if given is not None:
-        return read_latency_file(given / f"{name}.json" if given.is_dir() else given, run.bundle.settings), None
+        (file,) = _latency_files(given, [name])
+        return read_latency_file(file, run.bundle.settings), None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -299,7 +338,7 @@ def gpu_runs(scope: Scope) -> dict[str, Run]:
 
 def gpu_result(measured: Measured) -> Result:
     rows, ratios, device = [], [], ""
-    for name in _networks(measured):
+    for name in _networks(measured.runs):
         found = _throughput(measured.first(name), measured.first(f"backbone of {name}"))
         device = f"{found.device}, batch {found.batch}, {found.images:,} images"
         macs = measured.first(name).bundle.costs.backbone_macs

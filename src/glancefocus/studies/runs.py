@@ -35,8 +35,9 @@ from glancefocus.training.settings import TrainSettings
 RUNS_FOLDER = "runs"
 _STARTS, _MEASURED = "starts", "measured"
 _MOST_BYTES = 16 << 20
-OnRun = Callable[[Run, Path, str], None]
-"""Called with a run, its folder, and what happens to it: trained, continued or found."""
+OnRun = Callable[[Any, Path, str], None]
+"""Called with a run (or a comparison network, rivals.ExitsRun) before it is trained, its folder, and what will happen to it:
+trained or continued."""
 
 
 class RunFolder:
@@ -87,7 +88,7 @@ class RunFolder:
             return Finished(run, folder)
         if on_run is not None:
             on_run(run, folder, "continued" if found else "trained")
-        with _stop_message(folder):
+        with training_stopped(folder):
             train(settings, folder, quiet=quiet, track=())
         return Finished(run, folder)
 
@@ -154,7 +155,8 @@ def _below_runs(path: str) -> str:
     return "/".join(parts[places[-1] + 1 :]) if places else path
 
 
-def _stop_message(folder: Path) -> AbstractContextManager[None]:
+def training_stopped(folder: Path) -> AbstractContextManager[None]:
+    """The message that is printed if the program is stopped while a run is trained in this folder."""
     return stop_message(
         lambda at_once: (
             f"stopped while {folder.name} was trained; what is finished is kept in {folder.parent}. "

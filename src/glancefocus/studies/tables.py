@@ -240,7 +240,7 @@ def sensitivity_result(measured: Measured) -> Result:
     rows = []
     for key, name in words.items():
         runs = measured["usual" if key in usual else key]
-        shown = f"{name} (the paper's choice)" if key in usual else name
+        shown = f"{name} (unchanged)" if key in usual else name
         rows.append(row_beside("sensitivity", key, shown, [run.after_looks() for run in runs]))
     looks = len(rows[0].values[0])
     remarks = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -90,14 +90,24 @@ def _resumed(file: Path, net: MultiExit, optimizer: torch.optim.Optimizer, of_wh
     """The number of epochs that are done already; their weights are loaded."""
     if not file.exists():
         return 0
-    content = open_safely(file)
-    if not isinstance(content, dict) or content.get("of") != of_what:
+    content = _opened(file)
+    if content.get("of") != of_what:
         raise BadRun(
             f"{file} holds the training of another network, or with other settings or images. Remove it, or name another file."
         )
     net.load_state_dict(content["net"])
     optimizer.load_state_dict(content["optimizer"])
     return int(content["epochs"])
+
+
+def epochs_done(file: Path) -> int:
+    """The number of epochs after which a training wrote this file; 0 if there is none."""
+    return int(_opened(file).get("epochs", 0)) if file.exists() else 0
+
+
+def _opened(file: Path) -> dict[str, Any]:
+    content = open_safely(file)
+    return content if isinstance(content, dict) else {}
 
 
 def _update(net: MultiExit, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:

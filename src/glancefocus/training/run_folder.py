@@ -115,12 +115,16 @@ def alike(one: TrainSettings, other: TrainSettings) -> bool:
 
 
 def _comparable(plain: dict[str, Any]) -> dict[str, Any]:
-    """Settings without those that have no effect on the result, and with the real path of the data."""
-    source = plain["data"]["source"]
+    return {**plain, "data": comparable_data(plain["data"])}
+
+
+def comparable_data(plain: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the data without those that have no effect on the result, and with its real path."""
+    source = plain["source"]
     drawn = source in WORLDS
     without_effect = {"workers", *(["hold_mib"] if drawn else [])}
-    data = {name: value for name, value in plain["data"].items() if name not in without_effect}
-    return {**plain, "data": {**data, "source": source if drawn else os.path.realpath(source)}}
+    data = {name: value for name, value in plain.items() if name not in without_effect}
+    return {**data, "source": source if drawn else os.path.realpath(source)}
 
 
 def settings_of(folder: Path) -> TrainSettings:
