@@ -19,6 +19,7 @@ from glancefocus.evaluation.records import data_fingerprint
 from glancefocus.network.presets import PRESETS
 from glancefocus.settings import ViewSettings
 from glancefocus.training.recipes import train_settings
+from glancefocus.training.run import train
 
 VIEW = ViewSettings(height_px=32, width_px=32)
 FISH, SHARK = "n01440764", "n01484850"
@@ -170,6 +171,24 @@ def test_the_preset_for_roads_is_the_papers(roads: Path) -> None:
         0.8,
         0.8,
     )
+
+
+def test_the_preset_for_roads_trains_on_the_published_layout(roads: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every stage of its recipe for one epoch, on scenes, glances and patches that are six times smaller."""
+    few = [f"{stage}.epochs=1" for stage in ("backbone", "glance", "recognise", "aim", "finetune")]
+    settings = train_settings(
+        str(roads),
+        preset="gf-resnet18-192-roads",
+        network={"view": {"height_px": 160, "width_px": 216}, "glance_px": 32, "focus": ("32",)},
+        data={"workers": 0},
+        changes={"weights": None, "batch_size": 4},
+        assignments=[*few, "data.augment.shift_px=17"],
+    )
+    bundle = train(settings, tmp_path_factory.mktemp("run"), quiet=True)
+    assert bundle.classes == ("none", "50", "70", "80")
+    outcome = bundle.predict(sorted((roads / "Set2").glob("*.jpg")), looks=settings.network.looks)
+    assert outcome.looks.tolist() == [settings.network.looks] * 7
+    assert {*outcome.label} <= {*bundle.classes}
 
 
 def test_light_changes_in_a_share_of_the_images() -> None:
