@@ -21,11 +21,16 @@ def section(folder: Path, name: str, file: Path) -> None:
     write_section(
         file,
         f"study-{name}",
-        title=f"Study `{name}`: {numbers['title'][0].lower()}{numbers['title'][1:]}",
+        title=f"Study `{name}`: {lowered(numbers['title'])}",
         command=numbers["command"],
         machine=numbers["machine"],
         body=body,
     )
+
+
+def lowered(title: str) -> str:
+    """The title inside a sentence; names such as MSDNet stay as they are."""
+    return title if title[1:2].isupper() else title[0].lower() + title[1:]
 
 
 def main(words: list[str] | None = None) -> None:
