@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.images import LARGE_PIXELS, RESAMPLING, fitted, pixels_of
+from glancefocus.data.images import LARGE_PIXELS, MAX_PIXELS, RESAMPLING, fitted, pixels_of
 from glancefocus.errors import BadImage
 from glancefocus.look import SeparateImages, as_scene
+from glancefocus.machine import check_memory
 from glancefocus.region import Box, Placement, Region, normalise, resized, top_left
 from glancefocus.settings import Interpolation, View, ViewSettings
 
@@ -31,6 +32,7 @@ FloatBox = tuple[float, float, float, float]
 OVERSAMPLING = 2.0
 """A part is read with at least this many pixels for each requested pixel, then resized. With fewer, the answers would be
 further from those of the whole picture in memory."""
+_PART_BYTES = 8  # for one pixel of a part: as it is read (up to 4), and in Pillow (4)
 _ROUNDING = 1e-6  # a box that is this close to whole pixels is meant to lie on them
 _WAYS = Image.Transpose
 # A transposition exchanges the axes or not, then turns the new axes round or not.
@@ -94,13 +96,17 @@ class FilePicture:
         return part.resize(size, resampling, box=inner)
 
     def part(self, box: FloatBox, size: Size) -> tuple[Image.Image, FloatBox]:
-        """The same before it is resized: from the level that fits the size, with the place of the box in it."""
+        """The same before it is resized: from the level that fits the size, with the place of the box in it. Raises BadImage.
+
+        Where the levels are far apart, or the picture is very long, the part may be much larger than what is asked for.
+        """
         level = self._level(max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1])))
         (whole_width, whole_height), (width, height) = self.pyramid.sizes[0], self.pyramid.sizes[level]
         scale_x, scale_y = _scale(width, whole_width), _scale(height, whole_height)
         left, top, right, bottom = self._stored(box)
         first_x, last_x = _whole_pixels(left * scale_x, right * scale_x, width)
         first_y, last_y = _whole_pixels(top * scale_y, bottom * scale_y, height)
+        self._refuse_part(last_x - first_x, last_y - first_y)
         part = self.pyramid.read(level, (first_x, first_y, last_x, last_y))
         inner = (
             _inside(left * scale_x - first_x, part.width),
@@ -118,6 +124,16 @@ class FilePicture:
         scale = min(1.0, longest_px / max(width, height))
         size = max(1, round(width * scale)), max(1, round(height * scale))
         return self.cut((0, 0, width, height), size), scale
+
+    def _refuse_part(self, width: int, height: int) -> None:
+        """Refuse a part that is too large: a small file can claim to be a pyramid whose smaller levels are missing."""
+        if width * height > MAX_PIXELS:
+            raise BadImage(
+                f"a look at {self.name} needs {width * height:,} of its pixels at once ({width}x{height}), more than the limit of "
+                f"{MAX_PIXELS:,}: it is too long, or has too few levels. Cut it into shorter pictures, or make a pyramid of it "
+                "with `gf tile --output`."
+            )
+        check_memory(_PART_BYTES * width * height, f"a part of {self.name} ({width}x{height} px)")
 
     def _level(self, scale: float) -> int:
         """The smallest level that has enough pixels for parts at this scale."""
