@@ -71,10 +71,12 @@ class OneLevel:
             Image.Transpose.ROTATE_270: Image.Transpose.ROTATE_90,
         }
         self.stored = upright if turn is None else upright.transpose(back.get(turn, turn))
-        self.name, self.turn, self.sizes, self.held_bytes = "a picture", turn, (self.stored.size,), 0
+        self.levels: tuple[Image.Image, ...] = (self.stored,)
+        self.sizes: tuple[tuple[int, int], ...] = (self.stored.size,)
+        self.name, self.turn, self.held_bytes = "a picture", turn, 0
 
     def read(self, level: int, box: Box) -> Image.Image:
-        return self.stored.crop(box)
+        return self.levels[level].crop(box)
 
 
 @pytest.mark.parametrize("turn", [None, *TURNS.values()])
@@ -86,6 +88,23 @@ def test_a_part_of_a_turned_picture_is_that_of_the_upright_one(turn: Image.Trans
     assert picture.cut(box, (64, 64)).tobytes() == upright.crop(box).tobytes()
     smaller = picture.cut((10, 3, 290, 203), (70, 50))
     assert smaller.tobytes() == upright.crop((10, 3, 290, 203)).resize((70, 50), Image.Resampling.BILINEAR).tobytes()
+
+
+@pytest.mark.parametrize("turn", [None, *TURNS.values()])
+def test_levels_that_were_rounded_down_show_the_same_places(turn: Image.Transpose | None) -> None:
+    """A level of an eighth lacks the last 7 of 1,007 columns and of 807 rows, which are the first ones of a turned picture.
+
+    Grey levels change by half a level for each pixel, so places that are 7 px off would differ by up to 7 levels.
+    """
+    across, down = (abs(np.arange(side) % 500 - 250) / 2 for side in (1007, 807))
+    upright = Image.fromarray((across + down[:, None]).round().astype(np.uint8)).convert("RGB")
+    pyramid = OneLevel(upright, turn)
+    width, height = pyramid.stored.size
+    small = pyramid.stored.crop((0, 0, width - 7, height - 7)).reduce(8)
+    pyramid.sizes = ((width, height), small.size)
+    pyramid.levels = (pyramid.stored, small)
+    exact = upright.resize((60, 48), Image.Resampling.BILINEAR)
+    assert differs_by(FilePicture(pyramid).cut((0, 0, 1007, 807), (60, 48)), exact) < 0.7
 
 
 def test_a_part_is_read_from_the_smallest_level_with_enough_pixels(tmp_path: Path) -> None:

@@ -107,12 +107,15 @@ class FilePicture:
         first_x, last_x = _whole_pixels(left * scale_x, right * scale_x, width)
         first_y, last_y = _whole_pixels(top * scale_y, bottom * scale_y, height)
         self._refuse_part(last_x - first_x, last_y - first_y)
-        part = self.pyramid.read(level, (first_x, first_y, last_x, last_y))
+        read = self.pyramid.read(level, (first_x, first_y, last_x, last_y))
+        left, right = left * scale_x - first_x, right * scale_x - first_x
+        top, bottom = top * scale_y - first_y, bottom * scale_y - first_y
+        part = _reaching(read, right, bottom)
         inner = (
-            _inside(left * scale_x - first_x, part.width),
-            _inside(top * scale_y - first_y, part.height),
-            _inside(right * scale_x - first_x, part.width),
-            _inside(bottom * scale_y - first_y, part.height),
+            _inside(left, part.width),
+            _inside(top, part.height),
+            _inside(right, part.width),
+            _inside(bottom, part.height),
         )
         if self.pyramid.turn is None:
             return part, inner
@@ -174,6 +177,25 @@ def _whole_pixels(begin: float, end: float, side: int) -> tuple[int, int]:
     """The pixels that a stretch touches; at least one, and all of them inside the side."""
     first = min(max(math.floor(begin + _ROUNDING), 0), side - 1)
     return first, min(max(math.ceil(end - _ROUNDING), first + 1), side)
+
+
+def _reaching(part: Image.Image, right: float, bottom: float) -> Image.Image:
+    """A part that reaches these places. A level that was rounded down lacks less than a pixel there: the last ones are repeated.
+
+    Without them the whole picture would be stretched over the level, and be seen up to a pixel of the level beside its place.
+    """
+    width, height = part.size
+    wide = max(width, math.ceil(right - _ROUNDING * max(1, width)))
+    high = max(height, math.ceil(bottom - _ROUNDING * max(1, height)))
+    if (wide, high) == part.size:
+        return part
+    larger = Image.new(part.mode, (wide, high))
+    larger.paste(part)
+    for x in range(width, wide):
+        larger.paste(part.crop((width - 1, 0, width, height)), (x, 0))
+    for y in range(height, high):
+        larger.paste(larger.crop((0, height - 1, wide, height)), (0, y))
+    return larger
 
 
 def _inside(place: float, side: int) -> float:
