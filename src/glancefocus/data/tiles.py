@@ -23,7 +23,7 @@ from glancefocus.progress import Progress
 
 LIMIT_VARIABLE = "GLANCEFOCUS_TILES_GB"
 _LIMIT_GB = 20.0
-_TILES_VERSION = 1  # increase it when tiles would be made differently
+_TILES_VERSION = 2  # increase it when tiles would be made differently
 _LEFT_FREE_BYTES = 256 << 20
 _MOST_GROWTH = 1.4  # of a pyramid over its largest level, with a little for tables
 _LOADERS = {
@@ -118,8 +118,7 @@ class Tiler:
                 f"{self.name} has pixels of the kind {image.format}, of which no tiles are made. Convert it to 8 or 16 bits."
             )
         if image.hasalpha():
-            white = 255 if image.format == "uchar" else 65535
-            image = image.flatten(background=[white], max_alpha=white)
+            image = _on_white(image)
         return image.cast("uchar", shift=True) if image.format == "ushort" else image
 
     def _save(self, image: Any, file: Path) -> None:
@@ -142,6 +141,14 @@ class Tiler:
                         "or choose another disk (GLANCEFOCUS_CACHE, or `gf tile --output`)."
                     ) from None
                 raise _damaged(self.name, error) from None
+
+
+def _on_white(image: Any) -> Any:
+    """A picture of 8 or 16 bits without its transparency, rounded to the nearest value as Pillow does; libvips rounds down."""
+    colours, alpha, white = image[: image.bands - 1], image[image.bands - 1], 255 if image.format == "uchar" else 65535
+    return (
+        (white + (colours - white) * alpha / white).rint().cast(image.format).copy(interpretation=image.interpretation)
+    )
 
 
 def can_tile(format_name: str | None) -> bool:
