@@ -31,7 +31,6 @@ from glancefocus.interrupts import handled
 from glancefocus.network.build import build
 from glancefocus.network.macs import count_costs
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.zooming import InSteps
 from glancefocus.settings import ViewSettings
 from glancefocus.training.journal import Journal
 from glancefocus.training.loop import TrainingLoop
@@ -78,7 +77,7 @@ def answers(net: GlanceFocus, split: DrawnScenes) -> dict[str, Tensor]:
     """(looks, N) logits, and whether each look's region holds the whole sign; labels (N,). All scenes have one size."""
     net.eval()
     logits, hits, labels = [], [], []
-    policy, finest = InSteps(net), float(PX)
+    finest = float(PX)
     with torch.inference_mode():
         for rows, (scene, truth) in zip(in_order(len(split), 50), split.batches(in_order(len(split), 50)), strict=True):
             look = net.glance(scene)
@@ -86,7 +85,7 @@ def answers(net: GlanceFocus, split: DrawnScenes) -> dict[str, Tensor]:
             assert split.boxes is not None
             box = split.boxes[list(rows)].T
             while float(net.region_of(look)[0, 2]) > finest:
-                look = net.focus(look, policy.aim(look))
+                look = net.focus(look, net.policy.aim(look))
                 top, left, height, width = net.region_of(look).T
                 found.append((top <= box[0]) & (left <= box[1]) & (box[2] <= top + height) & (box[3] <= left + width))
                 answered.append(look.logits)

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import glancefocus as gf
 from glancefocus.bundle.bundle import Bundle
@@ -141,6 +142,23 @@ def gf_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         return json.loads(out) if "--json" in words else " ".join(out.split())
 
     return run
+
+
+@pytest.fixture
+def large_pictures(tmp_path: Path, small_is_large: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two classes of eight pyramids each, of different sizes, which are large here, also for training."""
+    pyvips = pytest.importorskip("pyvips")
+    monkeypatch.setattr("glancefocus.data.large._LEAST_BYTES", 1)
+    rng = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(8):
+            coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+            pixels = np.asarray(coarse.resize((400 + 10 * number, 300), Image.Resampling.BICUBIC))
+            pyvips.Image.new_from_array(pixels).tiffsave(
+                str(tmp_path / "data" / label / f"{number}.tif"), tile=True, tile_width=64, tile_height=64, pyramid=True
+            )
+    return tmp_path / "data"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import math
+import random
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -375,6 +376,31 @@ def test_answers_by_parts_are_compared_with_those_of_decoded_pictures(
     assert found["ratio"] == 2.5
     assert (found["by_parts_per_second"], found["same_answers"], found["same_looks"]) == (1.0, 2, 2)
     assert found["largest_difference_of_probabilities"] == 0
+
+
+@pytest.mark.usefixtures("small_is_large")
+def test_every_kind_of_file_is_read_by_parts_and_compared_with_the_picture_in_memory(
+    monkeypatch: pytest.MonkeyPatch, small_bundle: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    pyvips = pytest.importorskip("pyvips")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    same = importlib.import_module("same_answers")
+    coarse = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
+    pixels = np.asarray(Image.fromarray(coarse).resize((301, 203), Image.Resampling.BICUBIC))
+    picture = pyvips.Image.new_from_array(pixels)
+    bundle = small_bundle(focus=("0.5@32", "32"), zoom=True, view={"fit": "whole"})
+    found = []
+    for number, (kind, save) in enumerate(same.KINDS.items()):
+        file = save(picture, tmp_path / f"{number:03d}", random.Random(number))
+        found.append(same.compared(bundle, kind, file))
+        assert found[-1].grey_levels["32"] <= 1, kind  # at full resolution
+        assert max(found[-1].grey_levels.values()) < 3, kind
+    options = argparse.Namespace(weights=Path("weights.pth"))
+    body = same.body_of(
+        [found[0]._replace(same_label=False, looks=(2, 3), confidences=(0.61, 0.59)), *found[1:]], options
+    )
+    assert f"| all | {len(found)} | {len(found) - 1} |" in body
+    assert "Not the same (file, memory): JPEG: 2 and 3 looks, confidence 0.6100 and 0.5900, another label." in body
 
 
 def test_each_half_is_measured_with_the_weights_that_the_other_half_chose(monkeypatch: pytest.MonkeyPatch) -> None:

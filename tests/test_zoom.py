@@ -14,10 +14,12 @@ from glancefocus.bundle.bundle import Bundle
 from glancefocus.data.file_scene import FileImage, FilePicture, FileScene
 from glancefocus.data.wide_signs import WideScene, WideSignsSettings
 from glancefocus.errors import BadSetting
+from glancefocus.evaluation.records import tree_of_looks
 from glancefocus.export.deliver import export_bundle
 from glancefocus.look import Aim, ImageBatch, Look, MixedImages, sizes_of
 from glancefocus.loop import ExitRule, every_look, look_until_sure
 from glancefocus.network.model import GlanceFocus
+from glancefocus.network.zooming import random_aims
 from glancefocus.region import Placement, Region, top_left, zoomed
 from glancefocus.settings import GLANCE, ViewSettings
 from glancefocus.stream import join_scenes, look_at_stream
@@ -82,6 +84,38 @@ def test_scenes_know_the_sizes_of_their_images() -> None:
     assert sizes_of(join_scenes([batch, mixed])).tolist() == [[20, 30], [20, 30], [5, 6], [7, 8]]
     with pytest.raises(BadSetting, match="zoom=true looks at scenes that have the attribute `sizes`"):
         sizes_of(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["learnt", "random"])
+def test_predictions_have_the_views_that_training_has(kind: str, small_bundle: Callable[..., Bundle]) -> None:
+    """In an image of 160 px a sixteenth is 10 px, fewer than the 32 px that the encoder gets: that view is skipped."""
+    view = {"fit": "whole", "height_px": 640, "width_px": 640}
+    bundle = small_bundle(zoom=True, focus=STEPS, looks=4, view=view, policy={"kind": kind})
+    images = [torch.rand(3, 160, 160), torch.rand(3, 640, 640)]
+    expected = [[0, 2, 2], [0, 1, 2]]
+    outcome = bundle.predict(images, looks=4)
+    assert outcome.candidate.tolist() == expected
+    assert [len({box[2] - box[0] for box in boxes}) for boxes in outcome.boxes] == [2, 3]
+    assert outcome.cost_macs.tolist() == [bundle.costs.macs_of(views) for views in expected]
+
+    scene, generator = MixedImages(tuple(images)), torch.Generator().manual_seed(0)
+    trained = look_until_sure(
+        bundle.net, scene, every_look(4), random_aims(bundle.net, generator, candidates=(0, 1, 2))
+    )
+    assert trained.candidate.tolist() == expected
+    with torch.inference_mode():
+        recorded = [look.candidate for look, _ in tree_of_looks(bundle.net, images[0][None], every_look(4))]
+    assert recorded == [GLANCE, *expected[0]]
+
+
+def test_images_that_take_other_steps_are_pooled(small_bundle: Callable[..., Bundle]) -> None:
+    """Two batches whose looks have different views, also of the same number, give what each image gives alone."""
+    bundle = small_bundle(zoom=True, focus=STEPS, looks=4, view={"fit": "whole", "height_px": 640, "width_px": 640})
+    images = [torch.rand(3, side, side) for side in (160, 160, 640, 640, 160)]
+    pooled = bundle.predict(images, thresholds=[2, 2, 2], batch_size=2, merge=True)
+    alone = [bundle.predict(image, thresholds=[2, 2, 2]) for image in images]
+    assert pooled.candidate.tolist() == [one.candidate[0].tolist() for one in alone]
+    torch.testing.assert_close(pooled.logits, torch.cat([one.logits for one in alone]), rtol=0, atol=1e-4)
 
 
 class InTurn:

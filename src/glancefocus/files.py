@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +188,36 @@ def lock(file: Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def hold(file: Path, owner: object) -> None:
+    """Mark a file as in use, in all processes, for as long as the owner exists. Raises OSError."""
+    if sys.platform == "win32":  # has no flock; open files cannot be removed there
+        return
+    import fcntl
+
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    weakref.finalize(owner, os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def is_held(file: Path) -> bool:
+    """Whether a process holds the file, see hold."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # it was removed meanwhile, or is not a file of ours
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _name_aside(path: Path) -> Path:

@@ -188,7 +188,8 @@ class NetworkSettings:
                    have batch norms of their own instead, and learn together with the other views.
     zoom           coarse to fine (beyond the paper): the policy aims inside, or beside, the region that the last look saw, instead
                    of anywhere in the image. For large images with candidate views in steps, such as 0.25@224, 0.0625@224, 224.
-                   The focus looks have these views in their order, and thresholds only say when to stop.
+                   The focus looks have these views in their order (see network/steps.py for small images), and thresholds only say
+                   when to stop.
     frames         1 for images; more for clips of that many frames, which are all seen through the same region
     shift_div      clips: 1/shift_div of the channels is shifted each way in time (TSM); 0: frames are only averaged
     """
@@ -257,7 +258,7 @@ class NetworkSettings:
 
     @property
     def view_order(self) -> tuple[int, ...] | None:
-        """The candidate of each focus look of a network that zooms: coarse to fine. None: thresholds may choose any of them."""
+        """The candidate of each focus look of a network that zooms, see view_in_order. None: thresholds may choose any of them."""
         return tuple(view_in_order(look, len(self.focus)) for look in range(1, self.looks)) if self.zoom else None
 
     @property
@@ -291,7 +292,11 @@ class NetworkSettings:
 
 
 def view_in_order(number: int, candidates: int) -> int:
-    """Coarse to fine: the candidate that follows look `number`, 1 for the glance. Each comes once, the last one again and again."""
+    """Coarse to fine: the candidate that follows look `number`, 1 for the glance. Each comes once, the last one again and again.
+
+    This is the sequence in images in which each view is clearly smaller than the one before. In smaller images looks skip views,
+    see network/steps.py; an outcome reports the views that an image had.
+    """
     return min(number, candidates) - 1
 
 

@@ -1,9 +1,11 @@
 """Pictures that are read part by part: the same pixels as of the picture in memory, whatever the kind of file."""
 
+import gc
 import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from glancefocus.data.images import TURNS, read_picture
 from glancefocus.data.large import is_read_by_parts, make_tiles, open_large, read_header
 from glancefocus.data.tiles import LIMIT_VARIABLE, forget_oldest, limit_bytes
 from glancefocus.errors import BadImage, BadSetting
+from glancefocus.files import is_held
 from glancefocus.region import Box
 
 pyvips = pytest.importorskip("pyvips")
@@ -68,10 +71,12 @@ class OneLevel:
             Image.Transpose.ROTATE_270: Image.Transpose.ROTATE_90,
         }
         self.stored = upright if turn is None else upright.transpose(back.get(turn, turn))
-        self.name, self.turn, self.sizes, self.held_bytes = "a picture", turn, (self.stored.size,), 0
+        self.levels: tuple[Image.Image, ...] = (self.stored,)
+        self.sizes: tuple[tuple[int, int], ...] = (self.stored.size,)
+        self.name, self.turn, self.held_bytes = "a picture", turn, 0
 
     def read(self, level: int, box: Box) -> Image.Image:
-        return self.stored.crop(box)
+        return self.levels[level].crop(box)
 
 
 @pytest.mark.parametrize("turn", [None, *TURNS.values()])
@@ -83,6 +88,23 @@ def test_a_part_of_a_turned_picture_is_that_of_the_upright_one(turn: Image.Trans
     assert picture.cut(box, (64, 64)).tobytes() == upright.crop(box).tobytes()
     smaller = picture.cut((10, 3, 290, 203), (70, 50))
     assert smaller.tobytes() == upright.crop((10, 3, 290, 203)).resize((70, 50), Image.Resampling.BILINEAR).tobytes()
+
+
+@pytest.mark.parametrize("turn", [None, *TURNS.values()])
+def test_levels_that_were_rounded_down_show_the_same_places(turn: Image.Transpose | None) -> None:
+    """A level of an eighth lacks the last 7 of 1,007 columns and of 807 rows, which are the first ones of a turned picture.
+
+    Grey levels change by half a level for each pixel, so places that are 7 px off would differ by up to 7 levels.
+    """
+    across, down = (abs(np.arange(side) % 500 - 250) / 2 for side in (1007, 807))
+    upright = Image.fromarray((across + down[:, None]).round().astype(np.uint8)).convert("RGB")
+    pyramid = OneLevel(upright, turn)
+    width, height = pyramid.stored.size
+    small = pyramid.stored.crop((0, 0, width - 7, height - 7)).reduce(8)
+    pyramid.sizes = ((width, height), small.size)
+    pyramid.levels = (pyramid.stored, small)
+    exact = upright.resize((60, 48), Image.Resampling.BILINEAR)
+    assert differs_by(FilePicture(pyramid).cut((0, 0, 1007, 807), (60, 48)), exact) < 0.7
 
 
 def test_a_part_is_read_from_the_smallest_level_with_enough_pixels(tmp_path: Path) -> None:
@@ -152,6 +174,7 @@ def test_parts_of_a_file_are_those_of_the_picture_in_memory(kind: str, tmp_path:
         rounding = 1.01 if "alpha" in kind else 0.0  # Pillow and libvips round transparency differently
         part, exact = (np.asarray(one, np.int16) for one in (picture.cut(box, (64, 64)), whole.crop(box)))
         assert np.abs(part - exact).max() <= rounding, box
+        assert np.abs(part - exact).mean() <= rounding / 20, box
     smooth_enough = 12.0 if kind == "black and white png" else 2.5
     for box, size in (((0, 0, *SIZE), (32, 32)), ((0, 0, *SIZE), (60, 40)), ((50, 20, 250, 200), (48, 48))):
         exact = whole.crop(box).resize(size, Image.Resampling.BILINEAR)
@@ -323,6 +346,71 @@ def test_the_tiles_that_were_not_used_for_longest_are_removed_first(tmp_path: Pa
         os.utime(tmp_path / f"{name}.tif", (1000 - number, 1000 - number))
     forget_oldest(tmp_path, 200, keep=tmp_path / "older.tif")
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tif") == ["new.tif", "older.tif"]
+
+
+def test_tiles_that_are_read_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pictures of one batch, whose tiles do not both fit into the limit."""
+    one, other = saved(tmp_path / "a.png", smooth()), saved(tmp_path / "b.png", smooth()[::-1].copy())
+    tiles = make_tiles(one, max_pixels=10**9)
+    assert tiles is not None
+    monkeypatch.setenv(LIMIT_VARIABLE, str(1.5e-9 * tiles.stat().st_size))
+    picture = opened(one)
+    make_tiles(other, max_pixels=10**9)
+    assert picture.cut((0, 0, 64, 64), (64, 64)).tobytes() == read_picture(one).crop((0, 0, 64, 64)).tobytes()
+    del picture
+    gc.collect()
+    assert not is_held(tiles)
+    make_tiles(saved(tmp_path / "c.png", smooth()[:, ::-1].copy()), max_pixels=10**9)
+    assert not tiles.exists()
+
+
+def test_tiles_beyond_the_limit_are_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.00001")
+    monkeypatch.setattr("glancefocus.data.tiles.Tiler._save", None)
+    with pytest.raises(BadSetting, match="more than the limit of 0 MB for all tiles"):
+        make_tiles(saved(tmp_path / "a.png", smooth()), max_pixels=10**9)
+
+
+def test_a_part_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only level is far larger than what is asked for."""
+    picture = FilePicture(OneLevel(Image.fromarray(smooth()), None))
+    monkeypatch.setattr("glancefocus.machine.UNCHECKED_BYTES", 100_000)
+    monkeypatch.setattr("glancefocus.machine.available_bytes", lambda: 200_000)
+    picture.cut((0, 0, 100, 100), (10, 10))
+    with pytest.raises(BadImage, match=r"a part of a picture \(301x203 px\) needs about 0 MB of memory"):
+        picture.cut((0, 0, 301, 203), (10, 10))
+
+
+def test_a_long_picture_that_would_be_read_whole_is_refused(tmp_path: Path) -> None:
+    """A description of 100 bytes claims 16 gigapixels; for a glance, a quarter of each side would be put together."""
+    file = tmp_path / "a.dzi"
+    file.write_text("<Image TileSize='4096' Overlap='0' Format='png'><Size Width='16000000' Height='1000'/></Image>")
+    with pytest.raises(
+        BadImage, match=r"needs 1,000,000,000 of its pixels at once \(4000000x250\), more than the limit"
+    ):
+        opened(file).part((0, 0, 16_000_000, 1000), (64, 64))
+
+
+def test_tiles_are_not_written_over_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=r"is a folder. Name a file in it for the tiles, such as .*tiles.tif"):
+        make_tiles(saved(tmp_path / "a.png", smooth()), tmp_path, max_pixels=10**9)
+
+
+def test_a_tiff_that_changes_during_a_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = pyramid(tmp_path / "a.tif", smooth())
+    picture = opened(file)
+    fetch = pyvips.Region.fetch
+
+    def fetched(*arguments: Any) -> Any:
+        pixels = fetch(*arguments)
+        os.utime(file, ns=(1, 1))
+        return pixels
+
+    monkeypatch.setattr(pyvips.Region, "fetch", fetched)
+    with pytest.raises(BadImage, match="was changed or removed while it was being read"):
+        picture.cut((0, 0, 64, 64), (64, 64))
 
 
 def test_the_limit_of_tiles_is_a_number_of_gigabytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,27 +14,8 @@ from glancefocus.data.sources import DataSettings, open_data
 from glancefocus.data.splits import FileSplit, HeldPictures, MemorySplit
 from glancefocus.settings import ViewSettings
 
-pyvips = pytest.importorskip("pyvips")
+pytest.importorskip("pyvips")
 VIEW = ViewSettings("crop", 32, 32)
-
-
-@pytest.fixture
-def large_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two classes of pyramids of 300x400 px, which are huge here; decoding one whole fails."""
-    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 60_000)
-    monkeypatch.setattr("glancefocus.data.large._LEAST_BYTES", 1)
-    rng = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (tmp_path / "data" / label).mkdir(parents=True)
-        for number in range(6):
-            coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
-            pixels = np.asarray(coarse.resize((400, 300), Image.Resampling.BICUBIC))
-            pyvips.Image.new_from_array(pixels).tiffsave(
-                str(tmp_path / "data" / label / f"{number}.tif"), tile=True, tile_width=64, tile_height=64, pyramid=True
-            )
-    return tmp_path / "data"
 
 
 def test_a_huge_picture_is_read_at_twice_the_size_that_is_needed(large_pictures: Path) -> None:

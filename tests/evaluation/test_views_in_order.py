@@ -39,7 +39,7 @@ PLAIN_VIEW: dict[str, Any] = {
     "std": (0.5,) * 3,
 }
 VIEW = ViewSettings(**PLAIN_VIEW)
-STEPS = ("0.5@32", "0.25@32", "32px@40")
+STEPS = ("0.75@32", "0.5@32", "40")
 
 
 @pytest.fixture

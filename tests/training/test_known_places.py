@@ -10,7 +10,7 @@ from glancefocus.data.scene_splits import drawn_scenes
 from glancefocus.data.wide_signs import WideSignsSettings
 from glancefocus.look import Aim, ImageBatch
 from glancefocus.network.model import GlanceFocus
-from glancefocus.network.zooming import next_view
+from glancefocus.network.steps import next_view
 from glancefocus.settings import ViewSettings
 from glancefocus.training.known_places import KnownAims, goals, places_in, region_loss
 from glancefocus.training.teacher import Places, aims_at
@@ -29,7 +29,7 @@ def test_each_step_goes_to_the_largest_view_that_is_clearly_smaller(zooming: Gla
     for side, expected in ((160, [0, 2, 2]), (640, [0, 1, 2]), (2048, [0, 1, 2]), (256, [0, 2, 2])):
         look, taken = zooming.glance(ImageBatch(torch.zeros(2, 3, side, side))), []
         for _ in range(3):
-            view = next_view(zooming, look)
+            view = next_view(zooming.candidates, look)
             assert isinstance(view, int)
             taken.append(view)
             look = zooming.focus(look, Aim(torch.full((2, 2), 0.5), view))
@@ -39,7 +39,7 @@ def test_each_step_goes_to_the_largest_view_that_is_clearly_smaller(zooming: Gla
 def test_images_of_different_sizes_take_different_steps(zooming: GlanceFocus) -> None:
     look = zooming.glance([torch.zeros(3, 160, 160), torch.zeros(3, 640, 640)])
     look = zooming.focus(look, Aim(torch.full((2, 2), 0.5), 0))
-    chosen = next_view(zooming, look)
+    chosen = next_view(zooming.candidates, look)
     assert isinstance(chosen, torch.Tensor)
     assert chosen.tolist() == [2, 1]
 

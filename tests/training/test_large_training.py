@@ -130,7 +130,7 @@ def test_a_zooming_network_learns_to_find_what_its_glance_cannot_see(tmp_path: P
     settings = toy_settings()
     bundle = train(settings, tmp_path / "run", quiet=True)
     val = open_data(settings.data, settings.network.view).val
-    learnt = evaluate_every_look(bundle.net, val, InSteps(bundle.net))
+    learnt = evaluate_every_look(bundle.net, val)
     assert val.boxes is not None
     assert learnt.accuracy_per_look[0] < 0.6, "one glance is not enough"
     assert learnt.accuracy_per_look[2] > 0.85
@@ -226,7 +226,7 @@ def test_large_scenes_of_signs_have_a_recipe_of_their_own() -> None:
     assert "backbone" in small.stages, "scenes of up to 4.2 megapixels are drawn whole, as before"
 
 
-pyvips = pytest.importorskip("pyvips")
+pytest.importorskip("pyvips")
 WORDS = {
     "network": {"glance_px": 32, "focus": ["0.5@32", "32"], "looks": 3, "view": {"fit": "whole"}},
     "data": {"workers": 0},
@@ -235,23 +235,9 @@ WORDS = {
 
 
 @pytest.fixture
-def large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two classes of pyramids of different sizes, which are large here, and one small picture; decoding a large one whole fails."""
-    monkeypatch.setenv("GLANCEFOCUS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("glancefocus.data.large.LARGE_PIXELS", 10_000)
-    monkeypatch.setattr("glancefocus.data.large.HELD_PIXELS", 60_000)
-    monkeypatch.setattr("glancefocus.data.large._LEAST_BYTES", 1)
-    rng = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (tmp_path / "data" / label).mkdir(parents=True)
-        for number in range(8):
-            coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
-            size = (400 + 10 * number, 300)
-            pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
-            pyvips.Image.new_from_array(pixels).tiffsave(
-                str(tmp_path / "data" / label / f"{number}.tif"), tile=True, tile_width=64, tile_height=64, pyramid=True
-            )
-    Image.new("RGB", (90, 80), (9, 99, 9)).save(tmp_path / "data" / "a" / "small.png")
+def large_files(large_pictures: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The large pictures and a small one; decoding a large one whole fails."""
+    Image.new("RGB", (90, 80), (9, 99, 9)).save(large_pictures / "a" / "small.png")
     decode = ImageFile.ImageFile.load
 
     def guarded(picture: ImageFile.ImageFile) -> Any:
@@ -259,7 +245,7 @@ def large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return decode(picture)
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", guarded)
-    return tmp_path / "data"
+    return large_pictures
 
 
 def settings_for(folder: Path, **words: Any) -> TrainSettings:

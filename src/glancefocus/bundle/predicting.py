@@ -356,7 +356,7 @@ def exit_rule(
         thresholds = bundle.thresholds
     if thresholds is None:
         number = looks or most
-        # The policy of a network that zooms takes its views in their order.
+        # The policy of a network that zooms chooses the views.
         rule = every_look(number) if bundle.settings.zoom else fixed_looks(number, bundle.net.candidates)
         return replace(rule, temperatures=bundle.temperatures and bundle.temperatures[:number])
     if isinstance(thresholds, str) or not isinstance(thresholds, Iterable):

@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from glancefocus.data.images import LARGE_PIXELS, RESAMPLING, fitted, pixels_of
+from glancefocus.data.images import LARGE_PIXELS, MAX_PIXELS, RESAMPLING, fitted, pixels_of
 from glancefocus.errors import BadImage
 from glancefocus.look import SeparateImages, as_scene
+from glancefocus.machine import check_memory
 from glancefocus.region import Box, Placement, Region, normalise, resized, top_left
 from glancefocus.settings import Interpolation, View, ViewSettings
 
@@ -31,6 +32,7 @@ FloatBox = tuple[float, float, float, float]
 OVERSAMPLING = 2.0
 """A part is read with at least this many pixels for each requested pixel, then resized. With fewer, the answers would be
 further from those of the whole picture in memory."""
+_PART_BYTES = 8  # for one pixel of a part: as it is read (up to 4), and in Pillow (4)
 _ROUNDING = 1e-6  # a box that is this close to whole pixels is meant to lie on them
 _WAYS = Image.Transpose
 # A transposition exchanges the axes or not, then turns the new axes round or not.
@@ -94,19 +96,26 @@ class FilePicture:
         return part.resize(size, resampling, box=inner)
 
     def part(self, box: FloatBox, size: Size) -> tuple[Image.Image, FloatBox]:
-        """The same before it is resized: from the level that fits the size, with the place of the box in it."""
+        """The same before it is resized: from the level that fits the size, with the place of the box in it. Raises BadImage.
+
+        Where the levels are far apart, or the picture is very long, the part may be much larger than what is asked for.
+        """
         level = self._level(max(size[0] / (box[2] - box[0]), size[1] / (box[3] - box[1])))
         (whole_width, whole_height), (width, height) = self.pyramid.sizes[0], self.pyramid.sizes[level]
         scale_x, scale_y = _scale(width, whole_width), _scale(height, whole_height)
         left, top, right, bottom = self._stored(box)
         first_x, last_x = _whole_pixels(left * scale_x, right * scale_x, width)
         first_y, last_y = _whole_pixels(top * scale_y, bottom * scale_y, height)
-        part = self.pyramid.read(level, (first_x, first_y, last_x, last_y))
+        self._refuse_part(last_x - first_x, last_y - first_y)
+        read = self.pyramid.read(level, (first_x, first_y, last_x, last_y))
+        left, right = left * scale_x - first_x, right * scale_x - first_x
+        top, bottom = top * scale_y - first_y, bottom * scale_y - first_y
+        part = _reaching(read, right, bottom)
         inner = (
-            _inside(left * scale_x - first_x, part.width),
-            _inside(top * scale_y - first_y, part.height),
-            _inside(right * scale_x - first_x, part.width),
-            _inside(bottom * scale_y - first_y, part.height),
+            _inside(left, part.width),
+            _inside(top, part.height),
+            _inside(right, part.width),
+            _inside(bottom, part.height),
         )
         if self.pyramid.turn is None:
             return part, inner
@@ -118,6 +127,16 @@ class FilePicture:
         scale = min(1.0, longest_px / max(width, height))
         size = max(1, round(width * scale)), max(1, round(height * scale))
         return self.cut((0, 0, width, height), size), scale
+
+    def _refuse_part(self, width: int, height: int) -> None:
+        """Refuse a part that is too large: a small file can claim to be a pyramid whose smaller levels are missing."""
+        if width * height > MAX_PIXELS:
+            raise BadImage(
+                f"a look at {self.name} needs {width * height:,} of its pixels at once ({width}x{height}), more than the limit of "
+                f"{MAX_PIXELS:,}: it is too long, or has too few levels. Cut it into shorter pictures, or make a pyramid of it "
+                "with `gf tile --output`."
+            )
+        check_memory(_PART_BYTES * width * height, f"a part of {self.name} ({width}x{height} px)")
 
     def _level(self, scale: float) -> int:
         """The smallest level that has enough pixels for parts at this scale."""
@@ -158,6 +177,25 @@ def _whole_pixels(begin: float, end: float, side: int) -> tuple[int, int]:
     """The pixels that a stretch touches; at least one, and all of them inside the side."""
     first = min(max(math.floor(begin + _ROUNDING), 0), side - 1)
     return first, min(max(math.ceil(end - _ROUNDING), first + 1), side)
+
+
+def _reaching(part: Image.Image, right: float, bottom: float) -> Image.Image:
+    """A part that reaches these places. A level that was rounded down lacks less than a pixel there: the last ones are repeated.
+
+    Without them the whole picture would be stretched over the level, and be seen up to a pixel of the level beside its place.
+    """
+    width, height = part.size
+    wide = max(width, math.ceil(right - _ROUNDING * max(1, width)))
+    high = max(height, math.ceil(bottom - _ROUNDING * max(1, height)))
+    if (wide, high) == part.size:
+        return part
+    larger = Image.new(part.mode, (wide, high))
+    larger.paste(part)
+    for x in range(width, wide):
+        larger.paste(part.crop((width - 1, 0, width, height)), (x, 0))
+    for y in range(height, high):
+        larger.paste(larger.crop((0, height - 1, wide, height)), (0, y))
+    return larger
 
 
 def _inside(place: float, side: int) -> float:

@@ -185,6 +185,8 @@ def make_tiles(
         raise BadSetting(
             f"the folder {place.parent} for the tiles does not exist. Make it first, or choose another place."
         )
+    if place is not None and place.is_dir():
+        raise BadSetting(f"{place} is a folder. Name a file in it for the tiles, such as {place / 'tiles.tif'}.")
     if Path(source).suffix.lower() == DEEP_ZOOM:
         return None
     try:

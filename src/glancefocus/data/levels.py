@@ -163,7 +163,6 @@ class VipsLevels:
 
     def read(self, level: int, box: Box) -> Image.Image:
         """A part of a level in RGB, as it is stored."""
-        self._stamp.check(self.name)
         left, top, right, bottom = box
         own = min(level, len(self._images) - 1)
         image, shrink = self._images[own], 1 << (level - own)
@@ -177,6 +176,7 @@ class VipsLevels:
             raise BadImage(
                 f"{self.name} is damaged or cut off: a part of it cannot be read ({reason(error)}). Save or download it again."
             ) from None
+        self._stamp.check(self.name)
         shape = (bottom - top, right - left, image.bands)
         return as_picture(np.frombuffer(pixels, _TYPES[image.format]).reshape(shape), image)
 
@@ -305,10 +305,8 @@ class DeepZoomLevels:
         self.name = name
         self._stamp = Stamp.of(file)
         words = _described(file, name)
-        self._tile_px, self._overlap = (
-            _attribute(words, "TileSize", 1, _MOST_TILE_PX, name),
-            _attribute(words, "Overlap", 0, 256, name),
-        )
+        self._tile_px = _attribute(words, "TileSize", 1, _MOST_TILE_PX, name)
+        self._overlap = _attribute(words, "Overlap", 0, 256, name)
         width = _attribute(words, "Width", 1, _MOST_SIDE_PX, name)
         height = _attribute(words, "Height", 1, _MOST_SIDE_PX, name)
         self._format = words.get("Format", "")
@@ -321,7 +319,6 @@ class DeepZoomLevels:
 
     def read(self, level: int, box: Box) -> Image.Image:
         """A part of a level in RGB, put together from its tiles."""
-        self._stamp.check(self.name)
         left, top, right, bottom = box
         part = Image.new("RGB", (right - left, bottom - top))
         for row in range(top // self._tile_px, (bottom - 1) // self._tile_px + 1):
@@ -330,6 +327,7 @@ class DeepZoomLevels:
                 tile = self._tile(level, column, row)
                 inner = (self._overlap if column else 0), (self._overlap if row else 0)
                 part.paste(tile.crop((*inner, *tile.size)), (x - left, y - top))
+        self._stamp.check(self.name)
         return part
 
     def _tile(self, level: int, column: int, row: int) -> Image.Image:
@@ -339,10 +337,7 @@ class DeepZoomLevels:
         except BadImage as error:
             raise BadImage(f"a tile of {self.name} cannot be read: {error}") from None
         width, height = self.sizes[level]
-        expected = (
-            self._side(column, width),
-            self._side(row, height),
-        )
+        expected = self._side(column, width), self._side(row, height)
         if tile.size != expected:
             raise BadImage(
                 f"the tile {file} of {self.name} has {tile.width}x{tile.height} px instead of {expected[0]}x{expected[1]}. "

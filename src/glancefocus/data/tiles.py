@@ -1,7 +1,8 @@
 """Tiles of pictures that cannot be read part by part: made once, as a pyramid in a TIFF, in the cache or in a chosen file.
 
 A PNG, a JPEG of hundreds of megapixels or a TIFF without tiles has to be decoded from its beginning for every part of it. libvips
-does that once, row by row, in little memory. Tiles in the cache have a limit; the least recently used are removed first.
+does that once, row by row, in little memory. Tiles in the cache have a limit; the least recently used are removed first, but
+none that a process still reads.
 """
 
 import contextlib
@@ -16,13 +17,13 @@ from typing import Any
 from glancefocus.data.file_scene import Stamp
 from glancefocus.data.levels import VipsLevels, reason, tiff_levels, vips
 from glancefocus.errors import BadImage, BadSetting
-from glancefocus.files import cache_folder, fingerprint, lock, remove_unfinished, replace_files
+from glancefocus.files import cache_folder, fingerprint, hold, is_held, lock, remove_unfinished, replace_files
 from glancefocus.machine import cache_path, in_words
 from glancefocus.progress import Progress
 
 LIMIT_VARIABLE = "GLANCEFOCUS_TILES_GB"
 _LIMIT_GB = 20.0
-_TILES_VERSION = 1  # increase it when tiles would be made differently
+_TILES_VERSION = 2  # increase it when tiles would be made differently
 _LEFT_FREE_BYTES = 256 << 20
 _MOST_GROWTH = 1.4  # of a pyramid over its largest level, with a little for tables
 _LOADERS = {
@@ -63,10 +64,14 @@ class Tiler:
             raise BadImage(f"the tiles of {self.name} cannot be read again. Set GLANCEFOCUS_CACHE to another disk.")
         return found
 
-    def write(self, file: Path) -> None:
-        """Make the tiles in this file, completely or not at all."""
+    def write(self, file: Path, most_bytes: int | None = None) -> None:
+        """Make the tiles in this file, completely or not at all.
+
+        most_bytes  larger tiles are refused, if possible before they are made
+        """
         before = Stamp.of(self.source)
         image = self._opened()
+        self._refuse_beyond(most_bytes, image.width * image.height * image.bands)
         wanted = round(image.width * image.height * image.bands * _MOST_GROWTH)
         free = shutil.disk_usage(file.parent).free
         if wanted + _LEFT_FREE_BYTES > free:
@@ -77,6 +82,7 @@ class Tiler:
         with replace_files(file) as aside:
             self._save(image, aside / file.name)
             before.check(self.name)
+            self._refuse_beyond(most_bytes, (aside / file.name).stat().st_size)
 
     def _make_in_cache(self) -> None:
         folder, limit = _folder(), limit_bytes()
@@ -85,15 +91,15 @@ class Tiler:
             if file.exists():
                 return
             remove_unfinished(folder, file.name)
-            self.write(file)
-            size = file.stat().st_size
-            if size > limit:
-                file.unlink()
-                raise BadSetting(
-                    f"the tiles of {self.name} take {in_words(size)}, more than the limit of {in_words(limit)} for all tiles. "
-                    f"Raise {LIMIT_VARIABLE}, or make them elsewhere with `gf tile --output`."
-                )
+            self.write(file, limit)
         forget_oldest(folder, limit, keep=file)
+
+    def _refuse_beyond(self, limit: int | None, size: int) -> None:
+        if limit is not None and size > limit:
+            raise BadSetting(
+                f"the tiles of {self.name} take {in_words(size)}, more than the limit of {in_words(limit)} for all tiles. "
+                f"Raise {LIMIT_VARIABLE}, or make them elsewhere with `gf tile --output`."
+            )
 
     def _opened(self) -> Any:
         """The picture as libvips sees it, row by row, with 8 bits and without transparency."""
@@ -112,8 +118,7 @@ class Tiler:
                 f"{self.name} has pixels of the kind {image.format}, of which no tiles are made. Convert it to 8 or 16 bits."
             )
         if image.hasalpha():
-            white = 255 if image.format == "uchar" else 65535
-            image = image.flatten(background=[white], max_alpha=white)
+            image = _on_white(image)
         return image.cast("uchar", shift=True) if image.format == "ushort" else image
 
     def _save(self, image: Any, file: Path) -> None:
@@ -138,6 +143,14 @@ class Tiler:
                 raise _damaged(self.name, error) from None
 
 
+def _on_white(image: Any) -> Any:
+    """A picture of 8 or 16 bits without its transparency, rounded to the nearest value as Pillow does; libvips rounds down."""
+    colours, alpha, white = image[: image.bands - 1], image[image.bands - 1], 255 if image.format == "uchar" else 65535
+    return (
+        (white + (colours - white) * alpha / white).rint().cast(image.format).copy(interpretation=image.interpretation)
+    )
+
+
 def can_tile(format_name: str | None) -> bool:
     """Whether libvips can read pictures of this format, as Pillow calls it."""
     loader = _LOADERS.get(format_name or "")
@@ -151,7 +164,10 @@ def kept_tiles(source: str | Path | bytes, name: str) -> VipsLevels | None:
         if not file.is_file():
             return None
         os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))  # used now, but not changed
-        return tiff_levels(file, name)
+        levels = tiff_levels(file, name)
+        if levels is not None:
+            hold(file, levels)
+        return levels
     except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
     except BadImage:
@@ -173,13 +189,13 @@ def limit_bytes() -> int:
 
 
 def forget_oldest(folder: Path, limit: int, keep: Path) -> None:
-    """Remove the least recently used tiles until the others take no more than the limit."""
+    """Remove the least recently used tiles until the others take no more than the limit; those that are still read stay."""
     files = sorted(folder.glob("*.tif"), key=lambda file: file.stat().st_atime)
     taken = sum(file.stat().st_size for file in files)
     for file in files:
         if taken <= limit:
             return
-        if file != keep:
+        if file != keep and not is_held(file):
             taken -= file.stat().st_size
             file.unlink(missing_ok=True)
 

@@ -295,7 +295,7 @@ def fit_temperatures(
 ) -> tuple[float, ...]:
     """(T,) the temperature of each look that minimises the cross-entropy, on these rows.
 
-    Looks have patches of the largest size; those of a network that zooms have its views in their order.
+    Looks have patches of the largest size; those of a network that zooms go in steps.
 
     device  the network's device; None: the CPU
     """

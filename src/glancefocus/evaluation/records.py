@@ -1,6 +1,6 @@
 """Look records of a data set: one pass over a split stores every look at every image, for every sequence of candidate views.
 
-A network that zooms has one sequence, its views in their order.
+A network that zooms has one sequence in each image, see network/steps.py.
 """
 
 import functools
@@ -27,7 +27,7 @@ from glancefocus.errors import BadData
 from glancefocus.exits.record import ABOUT_FILE, LookRecord, RecordAbout, writing_record
 from glancefocus.exits.table import LookTable
 from glancefocus.files import fingerprint
-from glancefocus.look import Look, as_batch
+from glancefocus.look import Aim, Look, as_batch
 from glancefocus.loop import Entropy, ExitRule, Value, entropy
 from glancefocus.network.model import GlanceFocus, ModuleRunner
 from glancefocus.network.multi_exit import MultiExit, count_exits
@@ -115,7 +115,7 @@ def _record(
 def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[tuple[Look, Tensor]]:
     """Every look of every sequence of candidate views, each with the critic's value (B,); level by level, computed once each.
 
-    With one candidate view, or where the views come in their order, these are simply all looks, in order.
+    With one candidate view, or in a network that zooms, these are simply all looks, in order.
     """
     if net.runtime is None:
         net = net.computed_by(ModuleRunner(net, whole_views={}))
@@ -124,7 +124,7 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
         following = []
         for look in level:
             last = look.number == net.settings.looks
-            aims = [] if last else [net.policy.aim(look, each) for each in net.settings.next_views(look.number)]
+            aims = [] if last else _next_aims(net, look)
             # The value belongs to the largest patch, which is the only one when there is one size.
             # A policy without a critic expects nothing of further looks.
             known = aims and aims[-1].value is not None
@@ -132,6 +132,13 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
             yield look, value
             following += [rule.calibrated(net.focus(look, aim)) for aim in aims]
         level = following
+
+
+def _next_aims(net: GlanceFocus, look: Look) -> list[Aim]:
+    """One aim for each view that the next look may have."""
+    if net.settings.zoom:
+        return [net.policy.aim(look)]
+    return [net.policy.aim(look, each) for each in range(len(net.candidates))]
 
 
 def _columns(looks: list[tuple[Look, Tensor]]) -> Columns:

@@ -392,5 +392,5 @@ def make_policy(settings: NetworkSettings, map_channels: int, sides: dict[int, i
         tuple(settings.view_codes.index(settings.code_of(each)) for each in numbers),
         settings.frames,
         covered_extents(settings),
-        in_order=settings.zoom,
+        steps=settings.candidates if settings.zoom else (),
     )

@@ -70,7 +70,7 @@ def count_network(net: GlanceFocus) -> Costs:
             answers.append(count_macs(lambda m=memory, n=number: answer_look(m, n)))  # type: ignore[misc]
             memory = classifier.remember(net.classifier_input(encoder, vector), memory)
         learnt = settings.looks > 1 and isinstance(net.policy, LearntPolicy)
-        policy_macs = count_macs(lambda: net.policy.aim(look)) if learnt else 0
+        policy_macs = count_macs(lambda: net.policy.aim(look, 0)) if learnt else 0
         focus_policy_macs = {
             view.name: count_macs(lambda each=each: _aim_after(net, look, each))  # type: ignore[misc]
             for each, view in enumerate(settings.candidates)
@@ -103,4 +103,4 @@ def _aim_after(net: GlanceFocus, look: Look, candidate: int) -> None:
     side = net.policy.side_of(candidate)
     map_ = torch.empty(1, look.map.shape[1], side, side)
     aim = Aim(torch.empty(1, 2), candidate)
-    net.policy.aim(replace(look, map=map_, candidate=candidate, aim=aim))
+    net.policy.aim(replace(look, map=map_, candidate=candidate, aim=aim), candidate)

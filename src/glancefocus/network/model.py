@@ -28,6 +28,7 @@ from glancefocus.network.modules import (
     rows_by_candidate,
 )
 from glancefocus.network.places import UnlearntPolicy, first_region
+from glancefocus.network.steps import extents_px, region_of
 from glancefocus.region import Region, zoomed
 from glancefocus.settings import GLANCE, NetworkSettings, View, whole
 
@@ -227,25 +228,11 @@ class GlanceFocus(nn.Module):
 
     def region_of(self, look: Look) -> Tensor:
         """(B, 4) float64 top, left, height and width of what a look saw, in pixels of each image."""
-        sizes = sizes_of(look.scene)
-        seen = torch.cat([torch.zeros_like(sizes), sizes], dim=1)
-        last, where = self.extents_px(look.candidate, sizes), look.where
-        if where is None:
-            return seen
-        free = (sizes - last[:, None]).clamp_min(0)
-        begin = (where.to(sizes) * free).floor()
-        square = torch.cat([begin, last[:, None].expand(-1, 2)], dim=1)
-        return torch.where(last[:, None] > 0, square, seen)
+        return region_of(self.candidates, look)
 
     def extents_px(self, candidate: int | Tensor, sizes: Tensor) -> Tensor:
         """(B,) side of the squares that looks at candidates cover in images of these sizes; 0: the whole image."""
-        numbers = [candidate] * len(sizes) if isinstance(candidate, int) else candidate.tolist()
-        views = [None if number == GLANCE else self.candidates[number] for number in numbers]
-        sides = [
-            0 if view is None or view.is_whole else view.extent_px(int(height), int(width))
-            for view, (height, width) in zip(views, sizes.tolist(), strict=True)
-        ]
-        return torch.tensor(sides, dtype=sizes.dtype)
+        return extents_px(self.candidates, candidate, sizes)
 
     def _focus_by_candidate(
         self, look: Look, where: Tensor, candidate: Tensor, number: int, place: Tensor | None

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from glancefocus.errors import BadSetting
 from glancefocus.look import Aim, Look
-from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings, view_in_order
+from glancefocus.network.steps import next_view
+from glancefocus.settings import GLANCE, NetworkSettings, PolicySettings, View
 
 
 class Encoding(NamedTuple):
@@ -218,7 +219,8 @@ class LearntPolicy(nn.Module):
     extents      side of the square that each candidate covers, as a share of the image's shorter side; 1: the whole image, which
                  has no place. Last that of the first look. Used with settings.place only.
     frames       of a clip; their maps lie one after the other in the map's channels
-    in_order     looks have the candidates in their order, unless another is asked for, see view_in_order; else the last one
+    steps        the candidate views of a network that zooms: the next look has the one of next_view, unless another is asked for.
+                 Empty: it has the last one
     candidates   the numbers of the candidate views
     run          computes `forward` instead of these modules, where another runner does, see model.Runner
     """
@@ -232,10 +234,10 @@ class LearntPolicy(nn.Module):
         codes: tuple[int, ...],
         frames: int = 1,
         extents: tuple[float, ...] = (),
-        in_order: bool = False,
+        steps: tuple[View, ...] = (),
     ) -> None:
         super().__init__()
-        self.candidates, self.in_order = range(len(sides)), in_order
+        self.candidates, self.steps = range(len(sides)), steps
         self.extents = extents if settings.place else None
         self.glance_side = glance_side
         self.sides = sides
@@ -270,10 +272,10 @@ class LearntPolicy(nn.Module):
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next, without exploring.
 
-        candidate  number of the next look's candidate view, for all rows or (B,); None: see in_order
+        candidate  number of the next look's candidate view, for all rows or (B,); None: see steps
         """
         if candidate is None:
-            candidate = view_in_order(look.number, len(self.sides)) if self.in_order else len(self.sides) - 1
+            candidate = next_view(self.steps, look) if self.steps else len(self.sides) - 1
         next_code, place = self.next_code(candidate, look.map), self.place_of(look)
         run = self if self.run is None else self.run
         if isinstance(look.candidate, int):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from glancefocus.look import Aim, Look, Scene, frames_of
+from glancefocus.network.steps import next_view
 from glancefocus.region import Region
 from glancefocus.settings import NetworkSettings, ViewSettings, native
 
@@ -58,19 +59,20 @@ class UnlearntPolicy(nn.Module):
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
         self.kind, self.view = settings.policy.kind, settings.view
-        self.next_views = settings.next_views
+        self.steps = settings.candidates if settings.zoom else ()
         self.candidates = range(len(settings.candidates))
         self.patches_before = 1 if settings.first_view == "centre" else 0
 
     def aim(self, look: Look, candidate: int | Tensor | None = None) -> Aim:
         """Where to look next; candidate: as LearntPolicy.aim."""
-        following = self.next_views(look.number)[-1] if candidate is None else candidate
+        if candidate is None:
+            candidate = next_view(self.steps, look) if self.steps else self.candidates[-1]
         device = look.logits.device
         if self.kind == "random":
             where = drawn_places(look.scene, self.view, look.number + 1).to(device)
         else:
             where = centre_or_corner(look, self.patches_before)
-        return Aim(where=where, candidate=following)
+        return Aim(where=where, candidate=candidate)
 
 
 def centre_or_corner(look: Look, patches_before: int = 0) -> Tensor:

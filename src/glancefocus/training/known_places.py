@@ -18,7 +18,7 @@ from glancefocus.look import Aim, Look, size_of_first, sizes_of
 from glancefocus.loop import Policy
 from glancefocus.network.model import GlanceFocus
 from glancefocus.network.policy import draw_candidate
-from glancefocus.network.zooming import next_view
+from glancefocus.network.steps import next_view
 from glancefocus.region import reach_px
 from glancefocus.settings import View
 from glancefocus.training.settings import RecogniseSettings
@@ -166,7 +166,9 @@ class KnownAims:
     def aim(self, look: Look) -> Aim:
         generator, device = self.generator, look.logits.device
         candidate = (
-            next_view(self.net, look) if self.net.settings.zoom else draw_candidate(list(self.views), look, generator)
+            next_view(self.net.candidates, look)
+            if self.net.settings.zoom
+            else draw_candidate(list(self.views), look, generator)
         )
         where = self.where(look, candidate)
         anywhere = torch.rand(look.count, 2, generator=generator).to(device)
