@@ -173,7 +173,9 @@ def test_the_preset_for_roads_is_the_papers(roads: Path) -> None:
     )
 
 
-def test_the_preset_for_roads_trains_on_the_published_layout(roads: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_preset_for_roads_trains_on_the_published_layout(
+    roads: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Every stage of its recipe for one epoch, on scenes, glances and patches that are six times smaller."""
     few = [f"{stage}.epochs=1" for stage in ("backbone", "glance", "recognise", "aim", "finetune")]
     settings = train_settings(
