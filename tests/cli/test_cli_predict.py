@@ -63,6 +63,9 @@ def test_a_summary_adds_up_the_answers() -> None:
         "2 pictures in 4.0 s (0.5 a second), on average 2.00 looks and 0.3M multiply-adds, 30 % of the backbone's; "
         "1 stopped above their threshold; 1 upscaled to hold a patch; 1 could not be read."
     )
+    one = Summary(backbone_macs=1_000_000)
+    one.add({"looks": 1, "cost_macs": 100_000, "sure": True, "notes": []})
+    assert one.words().startswith("1 picture in ")
 
 
 def test_a_folder_ends_with_a_summary_on_standard_error(gf: Run, bundle_folder: Path, pictures: Path) -> None:

@@ -288,7 +288,8 @@ class Summary:
     def words(self) -> str:
         """One line for people."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        text = f"{self.answered:,} {self.noun} in {seconds:.1f} s"
+        noun = self.noun.removesuffix("s") if self.answered == 1 else self.noun
+        text = f"{self.answered:,} {noun} in {seconds:.1f} s"
         if self.answered:
             mean_macs = self.macs / self.answered
             text += (
