@@ -348,8 +348,10 @@ def gpu_result(measured: Measured) -> Result:
         ):
             paper, _ = paper_row("gpu", f"{name.partition('-')[0]} {what}", share=False)
             rows.append(Row(f"{name}, {what}", [[cost / 1e9, speed, 100 * share]], paper))
+        missing = 100 * (found.backbone_accuracy - found.accuracy)
         ratios.append(
             f"{name}: {found.time_ratio:.2f} times the throughput with {found.mac_ratio:.2f} times fewer multiply-adds"
+            + (f", {missing:.1f} points below its accuracy" if missing >= 0.05 else "")
         )
     columns = ["multiply-adds per image, G", "images per second", "accuracy, %"]
     title = f"Multiply-adds and throughput at the backbone's accuracy ({source_of('gpu')})"
