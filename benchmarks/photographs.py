@@ -212,7 +212,8 @@ def main() -> None:
     print(text)
     if options.write is not None:
         name = options.run.name
-        command = f"python benchmarks/photographs.py {options.run} {options.data} --title {options.title!r}"
+        chosen = f" --budgets {' '.join(f'{each:g}' for each in options.budgets)}" if options.budgets else ""
+        command = f"python benchmarks/photographs.py {options.run} {options.data}{chosen} --title {options.title!r}"
         write_section(
             options.write, f"photographs-{name}", title=options.title, command=command, machine=machine(), body=text
         )
