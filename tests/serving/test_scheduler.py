@@ -148,7 +148,7 @@ def test_several_candidate_views_are_chosen_by_the_rule_of_each_row(
 def test_views_come_in_their_order_whatever_the_rule_of_each_row_is(
     small_bundle: Callable[..., Bundle], pictures: torch.Tensor, made: Callable[..., LookScheduler]
 ) -> None:
-    bundle = small_bundle(focus=("0.5@32", "0.25@32"), zoom=True)
+    bundle = small_bundle(focus=("0.5@16", "0.25@16"), zoom=True)
     scheduler = made(bundle, full_batch=32)
     jobs = [
         job(scheduler, picture, stopping=Stopping(bundle.exit_rule(thresholds=[1 + row % 2, 1])))
@@ -158,7 +158,7 @@ def test_views_come_in_their_order_whatever_the_rule_of_each_row_is(
         scheduler.add(one)
     answers = rows_of(list(run(scheduler)), jobs)
     assert_same(answers, bundle.predict(pictures))
-    assert {tuple(answer["views"]) for answer in answers} == {("0.5@32", "0.25@32")}
+    assert {tuple(answer["views"]) for answer in answers} == {("0.5@16", "0.25@16")}
 
 
 def test_a_single_picture_is_computed_at_once(made: Callable[..., LookScheduler], pictures: torch.Tensor) -> None:

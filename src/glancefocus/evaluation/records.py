@@ -136,9 +136,8 @@ def tree_of_looks(net: GlanceFocus, images: Tensor, rule: ExitRule) -> Iterator[
 
 def _next_aims(net: GlanceFocus, look: Look) -> list[Aim]:
     """One aim for each view that the next look may have."""
-    if net.settings.zoom:
-        return [net.policy.aim(look)]
-    return [net.policy.aim(look, each) for each in range(len(net.candidates))]
+    views = [None] if net.settings.zoom else range(len(net.candidates))
+    return [net.policy.aim(look, each) for each in views]
 
 
 def _columns(looks: list[tuple[Look, Tensor]]) -> Columns:
