@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -225,7 +226,7 @@ def test_a_camera_is_answered_until_it_ends(gf: Run, bundle_folder: Path, monkey
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert rows[-1]["frame"] == "24"
-    assert f"gf: {len(rows)} frames in " in err
+    assert f"gf: {len(rows)} frame" in err
     assert f"; {25 - len(rows)} dropped because newer ones had arrived" in err or len(rows) == 25
 
 
@@ -260,8 +261,7 @@ def test_ctrl_c_ends_a_camera_cleanly_with_the_summary(bundle_folder: Path) -> N
         out, err = running.communicate(timeout=60)
     assert running.returncode == 0
     assert all(json.loads(line)["label"] for line in out.splitlines())
-    assert err.startswith("gf: ")
-    assert " frames in " in err
+    assert re.match(r"gf: [\d,]+ frames? in ", err)  # one, if the signal comes at once
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals on Windows")
