@@ -40,6 +40,13 @@ def served_by(bundle: Bundle, limits: Limits) -> Service:
     return Service({"pets": lambda: bundle}, ServiceSettings(limits=limits, full_batch=8), HeldDecoders())
 
 
+async def started(bundle: Bundle, limits: Limits) -> Service:
+    service = served_by(bundle, limits)
+    service.start()
+    await service.loading
+    return service
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -54,9 +61,7 @@ def test_a_bundle_that_was_replaced_is_forgotten_once_its_pictures_are_answered(
     curved_bundle: Bundle, limits: Callable[..., Limits], png: Callable[..., bytes]
 ) -> None:
     async def check() -> None:
-        service = served_by(curved_bundle, limits())
-        service.start()
-        await service.loading
+        service = await started(curved_bundle, limits())
         old = service.served["pets"]
         answering = asyncio.create_task(service.answer(asked(("a", png(0))), 0.0))
         await until(lambda: old.pending == 1)
@@ -75,9 +80,7 @@ def test_after_an_unexpected_error_no_picture_of_the_request_is_worked_on(
     curved_bundle: Bundle, limits: Callable[..., Limits], png: Callable[..., bytes]
 ) -> None:
     async def check() -> None:
-        service = served_by(curved_bundle, limits())
-        service.start()
-        await service.loading
+        service = await started(curved_bundle, limits())
         with pytest.raises(RuntimeError, match="not foreseen"):
             await service.answer(asked(("a", png(0)), ("broken", b""), ("c", png(1))), 0.0)
         served = service.served["pets"]
@@ -91,9 +94,7 @@ def test_a_server_whose_computing_thread_has_ended_is_not_ready(
     curved_bundle: Bundle, limits: Callable[..., Limits]
 ) -> None:
     async def check() -> None:
-        service = served_by(curved_bundle, limits())
-        service.start()
-        await service.loading
+        service = await started(curved_bundle, limits())
         assert service.answers
         running, service._thread = service._thread, threading.Thread()
         assert not service.answers

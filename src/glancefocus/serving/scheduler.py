@@ -28,9 +28,8 @@ from glancefocus.stream import FULL_BATCH, PooledLooks, WaitingRows
 Batching = Literal["look", "request"]
 PATIENCE_MS = 100.0
 """Pictures that have waited for this time count eight times; a shorter deadline counts as time that was waited."""
-_AGEING = (
-    3  # power of the time that was waited: with 1, long looks came so late that 99 % was above that of whole requests
-)
+# Power of the time that was waited: with 1, long looks came so late that the 99 % latency was above that of whole requests.
+_AGEING = 3
 _FIXED_SHARE = 0.1  # a batch is full when what a look costs beside its rows is at most this share of its time
 _EXITS_KEPT = 200  # exit shares are those of about this number of the latest rows
 NOT_GLANCED = 0
